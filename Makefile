@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, which sha
 
 .PHONY: help setup train test test-oldest test-frameworks test-gpu-compile lint format docs docs-serve dist fuzz examples hosts headline soak prometheus image pods kubernetes clean
 
-help:  ## say what can be made
+help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(STAMP): pyproject.toml
@@ -83,22 +83,22 @@ format: $(STAMP)  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-examples: $(STAMP)  ## write the examples of deploy/kubernetes and deploy/slurm again
+examples: $(STAMP)  ## rewrite the examples of deploy/kubernetes and deploy/slurm
 	$(BIN)/python -m tests.clusters.examples
 
-hosts: $(STAMP)  ## test a job over several hosts whose links break, and by sshd, on a Slurm and on Ray where installed (Linux, root)
+hosts: $(STAMP)  ## test a job on several hosts with broken links, and over ssh, on Slurm and on Ray where installed (Linux, root)
 	$(BIN)/pytest -m '' tests/hosts
 
-prometheus: $(STAMP)  ## test the files of deploy/prometheus with a Prometheus and an Alertmanager on PATH
+prometheus: $(STAMP)  ## test the files of deploy/prometheus with Prometheus and Alertmanager on PATH
 	$(BIN)/pytest -m prometheus tests/deploy
 
-image:  ## build deploy/Containerfile with podman; DEBIAN=bookworm where no registry is reached
+image:  ## build deploy/Containerfile with podman; DEBIAN=bookworm if no registry can be reached
 	deploy/image.sh
 
 pods: $(STAMP)  ## drill the pods of a submitted job under podman: kill, remove, end (root; make image)
 	$(BIN)/python deploy/drills.py pods
 
-kubernetes: $(STAMP)  ## drill a submitted job on the cluster of CONTEXT=..., which kubectl knows; IMAGE=...
+kubernetes: $(STAMP)  ## drill a submitted job on the cluster of the kubectl context CONTEXT=...; IMAGE=...
 	$(BIN)/python deploy/drills.py kubernetes "$(CONTEXT)"
 
 $(VENV)/.fuzz: $(STAMP)

@@ -30,9 +30,9 @@ from bench.output import ROOT, headline, report
 from bench.peers.shared import free_ports
 from bench.plot import Sample, draw_headline, plot_option
 from bench.processes import json_lines_of
-from zmqtrain.cli.numbers import FiniteRange
 from zmqtrain.cli.remote import RemoteJob, find_job
 from zmqtrain.config.cluster import Role
+from zmqtrain.config.commands import FiniteRange
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode, ZmqTrainError
 from zmqtrain.local.chaos import Act, Chaos, Report, figures, schedule

@@ -23,6 +23,7 @@ WORKERS = 2
 BATCHES = {"small": 100, "gpt": 400, "gpt:large": 400}  # of each worker, in the comparison
 BATCH_SIZE = 16
 FURTHER = 1.5  # how far rounds go on beyond these batches, to reach the loss of sync
+TIMEOUT_S, BATCH_S = 300.0, 15.0  # limit of a training, and more for each batch: gpt:large needs 6
 POINTS = 10  # of a curve, up to these batches
 AGAINST = ("sync", "int8", "ddp", "ddp-local")
 
@@ -106,7 +107,10 @@ def rows_of(
 
 def run(hosts: Hosts, side: Side, task: Task) -> dict[str, Any]:
     """Train on all hosts; return what the first one prints."""
-    (found,) = on_hosts(hosts, side.kind, WORKERS, overrides=dumps(asdict(task)))
+    timeout_s = TIMEOUT_S + BATCH_S * task.batches
+    (found,) = on_hosts(
+        hosts, side.kind, WORKERS, timeout_s=timeout_s, overrides=dumps(asdict(task))
+    )
     return found
 
 

@@ -175,7 +175,7 @@ def rows_between(
         for _ in range(rounds):
             for form in forms:
                 overrides = {"policy": work.policy, "steps": work.steps, **form}
-                flags = {"job": work.reference, "overrides": json.dumps(overrides)}
+                flags: dict[str, Any] = {"job": work.reference, "overrides": json.dumps(overrides)}
                 (summary,) = on_hosts(hosts, "train", work.workers, **flags)
                 row = {"bench": "models", "model": work.model, "workers": work.workers}
                 row["policy"] = work.policy

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from zmqtrain.cli.numbers import FiniteRange
+from zmqtrain.config.commands import FiniteRange
 from zmqtrain.errors import ConfigError
 from zmqtrain.wire.compression import make_compression
 

@@ -33,13 +33,15 @@ TIMEOUT_S = 1200.0
 PORT = 2222  # of every rank
 
 
-def on_hosts(hosts: Hosts, kind: str, workers: int, **flags: Any) -> list[dict[str, Any]]:
+def on_hosts(
+    hosts: Hosts, kind: str, workers: int, *, timeout_s: float = TIMEOUT_S, **flags: Any
+) -> list[dict[str, Any]]:
     """Run processes of this kind, each on a host of its own; return their output."""
     addresses = ",".join(f"{hosts.address(index)}:{PORT}" for index in range(workers))
     namespaces = ",".join(map(hosts.namespace, range(workers)))
     flags |= {"addresses": addresses, "namespaces": namespaces}
     command = [sys.executable, "-m", "bench.rank", kind, *flags_of(flags)]
-    return json_lines_of(command, timeout_s=TIMEOUT_S)
+    return json_lines_of(command, timeout_s=timeout_s)
 
 
 class Clock:

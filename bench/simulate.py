@@ -17,7 +17,7 @@ from bench.jobs import dataless_job
 from bench.options import json_option, list_of, spec_for
 from bench.output import report
 from zmqtrain import Job
-from zmqtrain.cli.numbers import FiniteRange
+from zmqtrain.config.commands import FiniteRange
 from zmqtrain.models.base import Batch, Gradients, Parameters
 from zmqtrain.optim import SGD
 from zmqtrain.policies import make_policy

@@ -1,11 +1,12 @@
-"""Synthetic clicks of Criteo's shape, whose best AUC is known.
+"""Synthetic clicks in the shape of Criteo's data, with a known best AUC.
 
-An example has numbers, an id for each column, and whether there was a click. Ids are as frequent as
-words of a language: id k of a column comes up in proportion to (k + 1)^-zipf. The logit of a click
-adds up a hidden bias of each id, the products of hidden vectors of each two ids, and the weighted
-numbers, as in a factorisation machine (Rendle, ICDM 2010). Hidden values follow from column and id.
+An example has numbers, an id for each column, and a label: whether there was a click. Ids are
+distributed like the words of a language: the frequency of id k of a column is proportional to
+(k + 1)^-zipf. The logit of a click is the sum of a hidden bias of each id, the products of the
+hidden vectors of each pair of ids, and the weighted numbers, as in a factorisation machine (Rendle,
+ICDM 2010). Hidden values are computed from column and id.
 
-To make examples needs NumPy alone.
+Making examples needs only NumPy.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Clicks:
 
     ``rows``: number of ids of each column. ``examples`` and ``held_out``: of the training and the
     evaluation set. ``rank``: elements of a hidden vector. ``spread``: standard deviation of the
-    logits; the larger it is, the better a click can be told. ``numbers=0`` leaves these out of a
-    batch.
+    logits; the larger it is, the better clicks can be predicted. ``numbers=0`` leaves the numbers
+    out of a batch.
     """
 
     rows: tuple[int, ...] = CRITEO
@@ -66,7 +67,7 @@ class Clicks:
 
     @property
     def best_auc(self) -> float:
-        """The AUC on the evaluation set of a model that knows the probability of each click."""
+        """Return the AUC of the true probabilities of clicks on the evaluation set."""
         numbers, ids = self._inputs(self.held_out, 1)
         return auc_of(self._logits(numbers, ids), self.arrays(self.held_out, 1)[-1])
 

@@ -1,12 +1,13 @@
-"""Fit, evaluate, keep the weights of every epoch, and go on where an earlier run ended.
+"""Fit, evaluate, keep the weights of every epoch, and resume an earlier run.
 
     python examples/fit.py --epochs 3 --logdir runs/fit
     python examples/fit.py --epochs 5 --logdir runs/fit      # trains two more
     python examples/fit.py --data mnist/                     # MNIST's own files
 
-The network is TensorFlow's tutorial's, 784-256-256-10, with Adam, on images like MNIST's: digits
-of 8 x 8 pixels, enlarged to 28 x 28. `zmqtrain run examples/fit.py --workers 2` trains on processes
-of this host. Or start the script once for each task, with TF_CONFIG as TensorFlow has it, or
+The network is that of TensorFlow's tutorial, 784-256-256-10, with Adam, on images like MNIST's:
+digits of 8 x 8 pixels, enlarged to 28 x 28. `zmqtrain run examples/fit.py --workers 2` trains on
+processes of this host. Or start the script once for each task, with TF_CONFIG as for TensorFlow, or
+with these variables:
 
     ZMQTRAIN_WORKERS=2 ZMQTRAIN_ROLE=ps python examples/fit.py &
     ZMQTRAIN_WORKERS=2 ZMQTRAIN_ROLE=worker ZMQTRAIN_INDEX=0 python examples/fit.py &

@@ -1,10 +1,10 @@
-"""The tricks of TensorFlow's CIFAR-10 tutorial: a rate that falls in steps, L2, averaged weights.
+"""The methods of TensorFlow's CIFAR-10 tutorial: a rate that falls in steps, L2, averaged weights.
 
     python examples/fit_average.py --epochs 20 --plot curves.png
     python examples/fit_average.py --epochs 20 --tensorboard runs/tb
 
-What is measured on the way are the moving averages of the weights. TensorBoard shows measures,
-examples per second and histograms of weights and gradients; it needs the extra tensorboard.
+Evaluations use the moving averages of the weights. TensorBoard shows measures, examples per second
+and histograms of weights and gradients; it needs the extra tensorboard.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A Keras script whose training zmqtrain does: fit, evaluate, save each epoch, and go on.
+"""A Keras script that trains with zmqtrain: fit, evaluate, save each epoch, and resume.
 
     python examples/keras_fit.py --epochs 3 --logdir runs/keras
     python examples/keras_fit.py --epochs 5 --logdir runs/keras      # trains two more
 
-Beside the original, TensorFlow's two scripts in one:
+On the left, TensorFlow's two scripts in one; on the right, this script:
 
     model = build()                             |  trainer = Trainer(KerasModel(build), logdir=d)
     model.fit(                                  |  trainer.fit(
@@ -17,9 +17,9 @@ Beside the original, TensorFlow's two scripts in one:
     model.load_weights(latest_checkpoint(...))  |
     model.fit(..., initial_epoch=3, epochs=5)   |  trainer.fit(..., epochs=5)
 
-A logdir keeps optimizer, epoch and order of the examples, so nothing has to be loaded by hand. Data
-is shuffled, and read ahead. `zmqtrain run examples/keras_fit.py --workers 3` trains on processes.
-Needs the extras keras and torch, or keras and jax with KERAS_BACKEND=jax.
+A logdir keeps the optimizer, the epoch and the order of the examples, so you need not load anything
+yourself. Data are shuffled and read ahead. `zmqtrain run examples/keras_fit.py --workers 3` trains
+on processes. Needs the extras keras and torch, or keras and jax with KERAS_BACKEND=jax.
 """
 
 import argparse

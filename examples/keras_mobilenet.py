@@ -1,7 +1,7 @@
 """MobileNetV2 of keras.applications, on digits of 32 x 32 pixels.
 
-Batch normalisation's running statistics are state of the job, so the evaluation has those of all
-workers. Needs the extras keras and torch, or keras and jax with KERAS_BACKEND=jax.
+The running statistics of batch normalisation are state of the job, so an evaluation uses those of
+all workers. Needs the extras keras and torch, or keras and jax with KERAS_BACKEND=jax.
 
 zmqtrain run examples/keras_mobilenet.py --workers 2
 """

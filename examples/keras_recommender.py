@@ -1,8 +1,9 @@
-"""Two recommenders in Keras, most of whose parameters are rows of tables.
+"""Two recommenders in Keras. Most of their parameters are rows of tables.
 
-They are those of torch_recommender.py: `job` has two towers, one of users and one of films; `dlrm`
-has the shape of DLRM. The job names the embeddings of which only the rows of a batch are read, sent
-and updated. Needs the extras keras and torch, or keras and jax with KERAS_BACKEND=jax.
+The models are those of torch_recommender.py: `job` has two towers, one for users and one for films;
+`dlrm` has the shape of DLRM. The job names the embeddings that are tables, of which only the rows
+of a batch are read, sent and updated. Needs the extras keras and torch, or keras and jax with
+KERAS_BACKEND=jax.
 
 zmqtrain run examples/keras_recommender.py --workers 2
 zmqtrain run examples/keras_recommender.py --data DIR --workers 2     MovieLens-100k: movielens.py

@@ -1,11 +1,11 @@
-"""Several devices of one process, as TensorFlow's MirroredStrategy has it: one argument more.
+"""Several devices in one process, as with TensorFlow's MirroredStrategy: one argument more.
 
     python examples/mirrored.py                         # two halves of the CPU
     python examples/mirrored.py --devices gpu:0,gpu:1
-    python examples/mirrored.py --logdir runs/mirrored  # a second start goes on
+    python examples/mirrored.py --logdir runs/mirrored  # a second start resumes
 
-The network is TensorFlow's tutorial's, 784-256-256-10. Each device computes a batch of its own; the
-mean of their gradients is one update.
+The network is that of TensorFlow's tutorial, 784-256-256-10. Each device computes the gradient of
+its own batch; the mean of the gradients is one update.
 """
 
 from __future__ import annotations

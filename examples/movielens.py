@@ -1,7 +1,7 @@
 """Users and the films that they like: MovieLens-100k in the files of recbole, or synthetic ones.
 
 The files are in the wheel of recbole 1.2.1, in the folder recbole/dataset_example/ml-100k. The
-terms of MovieLens do not allow others to pass them on.
+terms of MovieLens do not allow us to distribute them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SYNTHETIC = Clicks(
 
 @dataclass(frozen=True)
 class MovieLens:
-    """Data of a job: ids of user and film, int64 (n, 2), and likes, float32 (n,).
+    """Data of a job: ids of users and films, int64 (n, 2), and likes, float32 (n,).
 
-    They come from the file ``ml-100k.inter`` in the directory of ``--data``; a tenth is held out.
+    The file ``ml-100k.inter`` in the directory of ``--data`` contains them; a tenth is held out.
     Without a directory they are synthetic.
     """
 

@@ -1,6 +1,7 @@
-"""A loss over the batches of all workers, as SimCLR's and CLIP's: they gather their features.
+"""A loss over the batches of all workers, such as SimCLR's and CLIP's.
 
-torch.distributed gathers, and zmqtrain averages the gradients, as in any loop of your own.
+torch.distributed gathers the features of all workers, and zmqtrain averages the gradients, as in
+any loop of your own.
 
 zmqtrain run examples/own_loop_contrastive.py --workers 2
 """

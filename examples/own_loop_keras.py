@@ -1,6 +1,6 @@
 """A training loop of your own for a Keras model, in place of a GradientTape or a train_step.
 
-On jax a Keras model is a function of its variables, and so a JaxModel.
+On jax a Keras model is a function of its variables, so it can be a JaxModel.
 
 python examples/own_loop_keras.py
 zmqtrain run examples/own_loop_keras.py --workers 2

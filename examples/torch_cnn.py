@@ -14,7 +14,7 @@ from zmqtrain.optim import AdamW
 
 
 def small_images():
-    """Take images of 8 x 8 pixels as if they had 28 x 28."""
+    """Return a model of images of 8 x 8 pixels, which it enlarges to 28 x 28."""
     return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Upsample(28), layers())
 
 

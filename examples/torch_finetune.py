@@ -1,10 +1,10 @@
-"""Fine-tuning in PyTorch: pretrained layers stay as they are, a new head learns from images.
+"""Fine-tuning in PyTorch: pretrained layers are frozen, and a new head learns from images.
 
     python examples/torch_finetune.py                  # makes the images itself, of 8s and 9s
     python examples/torch_finetune.py --images DIR     # DIR has a folder for each class
 
-The layers are pretrained on the digits 0 to 7. Frozen ones cost no gradient and no messages. It
-needs the extras torch and data.
+The layers are pretrained on the digits 0 to 7. Frozen layers cost no gradients and no messages. The
+example needs the extras torch and data.
 """
 
 import argparse
@@ -54,12 +54,12 @@ def write_images(directory):
 
 
 def shifted(image, label, rng):
-    """Return the image, moved by up to a pixel: anew in each pass."""
+    """Return the image, shifted by up to a pixel, differently in each pass."""
     return np.roll(image, rng.integers(-1, 2, 2), axis=(1, 2)), label
 
 
 def pretrained():
-    """Return the weights of layers that tell 0 to 7 apart."""
+    """Return the weights of layers that distinguish the digits 0 to 7."""
     images, labels = digits()
     trainer = zmqtrain.Trainer(TorchModel(partial(net, 8), F.cross_entropy), AdamW(0.002))
     trainer.fit((images[labels < 8], labels[labels < 8]), epochs=5, batch_size=32, verbose=False)

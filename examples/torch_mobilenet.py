@@ -1,7 +1,7 @@
 """MobileNetV2 (Sandler et al., arXiv:1801.04381) in PyTorch, on digits of 32 x 32 pixels.
 
-Its batch normalisation keeps running statistics. They are state of the job, so the evaluation has
-those of all workers.
+The running statistics of batch normalisation are state of the job, so an evaluation uses those of
+all workers.
 
 zmqtrain run examples/torch_mobilenet.py --workers 2
 """

@@ -1,9 +1,10 @@
-"""Two recommenders in PyTorch, most of whose parameters are rows of tables.
+"""Two recommenders in PyTorch. Most of their parameters are rows of tables.
 
-`job` has two towers, one of users and one of films, whose product says whether a user likes a film;
-any int64 is an id. `dlrm` has the shape of DLRM (Naumov et al., arXiv:1906.00091): numbers, ids of
-26 columns, as Criteo's data have, and the products of all pairs of rows. Only the rows of a batch
-are read, sent and updated. The best AUC on the synthetic data is 0.86 and 0.87.
+`job` has two towers, one for users and one for films, whose product predicts whether a user likes a
+film; any int64 is an id. `dlrm` has the shape of DLRM (Naumov et al., arXiv:1906.00091): numbers,
+ids of 26 columns, as in Criteo's data, and the products of all pairs of rows. Only the rows of a
+batch are read, sent and updated. The best possible AUC on the synthetic data is 0.86 for `job` and
+0.87 for `dlrm`.
 
 zmqtrain run examples/torch_recommender.py --ps 2 --workers 2
 zmqtrain run examples/torch_recommender.py --data DIR --workers 2     MovieLens-100k: movielens.py

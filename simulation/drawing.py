@@ -175,12 +175,13 @@ def _on_hosts(drawn: Schedule) -> Schedule:
     if copies > 1 and _coin(others):
         save_secs = 99.0  # what is not handed on is lost
     forgets = copies > 1 and _coin(others)
+    matrices = copies > 1 and _coin(others)
     if copies > 1 and drawn.policy == "hogwild":  # by which the copies would differ
         drawn = replace(drawn, policy="hogwild:whole")
     return replace(
         drawn, hosts=True, small=_coin(random), keeps=True, lane="tcp", timing=timing,
         save_secs=save_secs, steps=2 * drawn.steps, faults=tuple(faults), copies=copies,
-        forgets=forgets,
+        forgets=forgets, matrices=matrices,
     )  # fmt: skip
 
 

@@ -326,7 +326,7 @@ class _Learned:
         disturbed = ("switch", "interrupt")
         if self._worker_was_lost() or schedule.bad or any(map(schedule.has, disturbed)):
             return False
-        if schedule.epochs:  # the reference knows none
+        if schedule.epochs or schedule.matrices:  # the reference knows none
             return False
         if "tokens" in schedule.policy:
             return False  # the first gradients are dropped, and their batches given out again

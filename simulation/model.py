@@ -20,13 +20,13 @@ from zmqtrain.data.arrays import ArrayDataset
 from zmqtrain.job import Job
 from zmqtrain.models.base import Batch, Gradients, Parameters, absent, written
 from zmqtrain.models.tables import Ids, Table, Uniform
-from zmqtrain.optim import SGD
+from zmqtrain.optim import SGD, Muon
 
 EXAMPLES = 512
 EVALUATED = 20  # examples, in five parts
-TRAIL = 4  # elements of the part that depends on all updates
+TRAIL = (2, 2)  # the shape of the part that depends on all updates
 
-_NOISE = np.random.Generator(np.random.PCG64(0)).uniform(-1, 1, (EXAMPLES, TRAIL))
+_NOISE = np.random.Generator(np.random.PCG64(0)).uniform(-1, 1, (EXAMPLES, *TRAIL))
 _NOISE = _NOISE.astype(np.float32)
 
 
@@ -94,7 +94,7 @@ class CountingModel:
 
 def _next(value: Any, example: int) -> Any:
     """Return the gradient of an element that depends on all of its updates."""
-    return np.float32(value) * np.float32(0.3) + _NOISE[example, 0]
+    return np.float32(value) * np.float32(0.3) + _NOISE[example, 0, 0]
 
 
 class Numbers:
@@ -124,13 +124,15 @@ def counting_job(
     *,
     examples: int = EXAMPLES,
     tables: bool = False,
+    matrices: bool = False,
     **fields: Any,
 ) -> Job:
-    """Return a job in which every shard holds sums and one trail."""
+    """Return a job in which every shard holds sums and one trail, a matrix to Muon if wanted."""
     return Job(
         model=CountingModel(shards, bad, has_tables=tables),
         data=Numbers(examples),
         optimizer=fields.pop("optimizer", SGD(1.0)),
+        groups={"trail*": {"optimizer": Muon(1.0)}} if matrices else {},
         batch_size=1,
         placement="round-robin",
         partition_nbytes=0,

@@ -205,6 +205,7 @@ def _job(schedule: Schedule, directory: Path) -> Job:
         copies=schedule.copies,
         clip_norm=1e30 if schedule.clips else None,
         tables=schedule.tables,
+        matrices=schedule.matrices,
         overlap=schedule.tables and schedule.in_chunks and not schedule.clips,
         compression=schedule.compression,
         **end,

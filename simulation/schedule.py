@@ -39,7 +39,7 @@ class Schedule:
     ``slow_chief``: whether it takes as long for a part of an evaluation as workers do, which then
     measure parts, too. ``back_s``: until a task that ended with an error is started again.
     ``clips``: whether the norm of means is limited, by so much that their bits stay the same.
-    ``tables``: whether the model has rows, too.
+    ``tables``: whether the model has rows, too. ``matrices``: whether Muon trains a part of it.
     ``forgets``: whether the memory of a ps is lost with its process, as with the lane "memory".
     ``compression``: of results of local steps and the answers to them, or of gradients and rows.
     ``clock_set``: when somebody sets the wall clock of all hosts, and by how many seconds.
@@ -75,6 +75,7 @@ class Schedule:
     back_s: float = RESTART_S
     clips: bool = False
     tables: bool = False
+    matrices: bool = False
     forgets: bool = False
     compression: str = "none"
     clock_set: tuple[float, float] = (0.0, 0.0)
@@ -156,6 +157,7 @@ class Schedule:
             "the chief is slow" if self.slow_chief else "",
             "clips" if self.clips else "",
             "tables" if self.tables else "",
+            "matrices" if self.matrices else "",
             f"evaluated every {self.evaluates} steps" if self.evaluates else "",
             "hosts lose their memory" if self.forgets else "",
             "" if self.compression == "none" else f"compression {self.compression}",

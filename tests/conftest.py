@@ -34,22 +34,25 @@ def same_logging() -> Iterator[None]:
     handlers, levels = list(root.handlers), _log_levels()
     yield
     root.handlers[:] = handlers
-    for name, level in _log_levels().items():
-        if level != levels.get(name, logging.NOTSET):
-            logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
+    for logger, level in _log_levels().items():
+        if level != levels.get(logger, logging.NOTSET):
+            logger.setLevel(levels.get(logger, logging.NOTSET))
 
 
-def _log_levels() -> dict[str, int]:
+def _log_levels() -> dict[logging.Logger, int]:
     """Return the level of each logger of zmqtrain, and of the root."""
-    names = [name for name in logging.root.manager.loggerDict if name.startswith("zmqtrain")]
-    return {name: logging.getLogger(name).level for name in ("root", *names)}
+    named = logging.root.manager.loggerDict.items()
+    own = [logger for name, logger in named if name.startswith("zmqtrain")]
+    return {each: each.level for each in (logging.root, *own) if isinstance(each, logging.Logger)}
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests share what XLA has compiled, in a directory for each process that runs tests.
 
-    Most of a test with JAX would otherwise compile the functions of tests before it again.
+    Most of a test with JAX would otherwise compile the functions of tests before it again. And let
+    nothing wait for the disk: no test cuts the power.
     """
+    os.fsync = os.fstat  # type: ignore[assignment]
     if hasattr(config, "cache"):
         process = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir(f"jax-{process}"))

@@ -156,6 +156,7 @@ class Stage:
         self.logdir = directory / "logdir"
         self.segments = directory / "segments"  # where every ps keeps its memory
         self.processes: list[Process] = []
+        self._began_at = time.time() - 5  # the system rounds when a process began
         # TMPDIR of the processes; short, for there are sockets in it.
         self._temporary = Path(tempfile.mkdtemp(prefix="zmqtrain-test-"))
 
@@ -288,8 +289,8 @@ class Stage:
         living = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                is_other = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-                if is_other and self._owns(process):
+                is_later = process.create_time() > self._began_at  # which costs least to ask
+                if is_later and process.status() != psutil.STATUS_ZOMBIE and self._owns(process):
                     living.append(process)
         return living
 

@@ -119,6 +119,7 @@ def serve() -> None:
     for module in MODULES:
         importlib.import_module(module)
     gc.freeze()
+    os.fsync = os.fstat  # type: ignore[assignment]  # as in tests/conftest.py
     assert threading.active_count() == 1
     requests = socket.socket(fileno=os.dup(0))
     with selectors.DefaultSelector() as ready:

@@ -60,7 +60,6 @@ class HandmadeRule:
 
 MODEL = "not a Model: it needs the methods loss_and_gradients, metrics, parameters"
 BOUND = "policy bounded-staleness:S: got '-1', expected a whole number from 0 to 1000000"
-
 ROOM = "expected less than 4611686018427387904"
 AVERAGE = (
     "the job keeps no moving average; expected a decay, such as --moving-average 0.99; "
@@ -76,6 +75,7 @@ AVERAGE = (
         ("data", [1, 2], "data is [1, 2]; the examples are int; expected arrays"),
         ("policy", "hog" * 40, "policy is 'hoghog"),
         ("data", [object()], "data is of type list; the examples are object; expected arrays"),
+        ("data", ((1,), (2,)), "evaluation set are zmqtrain.data.Arrays(train, evaluation)"),
         ("data", (np.ones(3), np.ones(2)), "expected at least one array, all with the same"),
         ("optimizer", "sgd", "not a Rule: it needs the methods slots, update"),
         ("optimizer", SGD, "this is a class; expected an object: write SGD(...)"),

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from zmqtrain.config.invoke import invoke
+from zmqtrain.config.commands import invoke
 from zmqtrain.config.restarts import SUPERVISED_SINCE, supervised_since
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.hints import host_error

@@ -100,7 +100,7 @@ def test_metric_has_the_value_of_its_formula(
 
 
 @pytest.mark.parametrize(("metric", "outputs", "labels", "expected"), CASES)
-@settings(max_examples=30)  # of each metric
+@settings(max_examples=8)  # of each metric
 @given(cuts=st.lists(st.integers(0, 14), max_size=4))
 def test_any_partition_gives_the_value_of_the_whole(
     metric: Any, outputs: Any, labels: Any, expected: Any, cuts: list[int]

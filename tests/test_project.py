@@ -17,8 +17,8 @@ README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "DESIGN.md").read_text()
 
 ORDER = """
-errors hints user_code units texts files models metrics compute protocol wire transport policies
-optim data store adapters observe callbacks fingerprint job_conflicts job_checks job training config
+errors hints user_code units texts files fingerprint models metrics compute protocol wire transport
+policies optim data store adapters observe callbacks job_conflicts job_checks job training config
 planning actors coordination server exchanges chief hosting roles local clusters cli
 """.split()
 """The parts of the package. Each imports itself and those before it, and none after it."""
@@ -34,7 +34,6 @@ PURE = [
             "events",
             "ledger",
             "arrivals",
-            "roster",
             "waiting",
             "measuring",
             "endings",

@@ -43,7 +43,7 @@ class ConfigError(ZmqTrainError):
 
 
 class DebuggerLeftError(ConfigError):
-    """The user has left the debugger, or a breakpoint was reached where nobody can answer."""
+    """The user has left the debugger, or a breakpoint was reached without a terminal."""
 
 
 class DataError(ZmqTrainError):
@@ -117,7 +117,7 @@ class OrphanedError(ZmqTrainError):
 
 
 class RunFailedError(ZmqTrainError):
-    """A training or its script failed; ``summary``: of a run here, else None."""
+    """A training or its script failed; ``summary``: that of a run here, else None."""
 
     def __init__(self, text: str, exit_code: int = ExitCode.CRASH, summary: Any = None) -> None:
         super().__init__(text)

@@ -28,7 +28,7 @@ _KINDS = {
 
 
 class IrregularFileError(OSError):
-    """A file is no regular one, or too large."""
+    """A file is not a regular one, or too large."""
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:

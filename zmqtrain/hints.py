@@ -35,7 +35,7 @@ _EXPECTED = {
 
 
 def expectation(mistake: Mapping[str, Any]) -> str:
-    """Return what was expected instead of a value; ``mistake``: of a ValidationError's errors."""
+    """Return what was expected instead of a value; ``mistake``: one of a ValidationError."""
     kind, context = mistake["type"], mistake.get("ctx", {})
     if kind == "value_error":  # our own validators have complete texts
         return str(context["error"])

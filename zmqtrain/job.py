@@ -51,59 +51,59 @@ class Job(BaseModel):
 
     model: Any = Field(description="the network; see zmqtrain.models.base.Model")
     data: Any = Field(
-        description="where the examples come from: see zmqtrain.models.base.Data; or the training "
-        "set itself, arrays or a Dataset"
+        description="the source of the examples, see zmqtrain.models.base.Data; or the training "
+        "set itself: arrays or a Dataset"
     )
     optimizer: Any = Field(
-        description="update rule, or one of torch or Keras: docs/optimizers.md; left out: that "
-        "of a compiled Keras model, or none if inner trains in all steps"
+        description="an update rule, or an optimizer of torch or Keras, see docs/optimizers.md; "
+        "not needed for a compiled Keras model, nor if inner trains in all steps"
     )
     policy: checks.PolicySpec = Field(
         "hogwild",
-        description=f"when an update counts: {policies.FORMS}; the S of bounded-staleness counts a "
-        "worker's own steps, whereas the staleness that is reported counts updates by all workers; "
-        "without ps the default is sync-replicas",
+        description=f"policy for updates, such as hogwild or sync-replicas: {policies.FORMS}; "
+        "the S of bounded-staleness counts a worker's own steps, and the reported staleness counts "
+        "updates by all workers; without ps the default is sync-replicas",
     )
     strategy: Literal["auto", "parameter-server", "multi-worker-mirrored", "mirrored"] = Field(
         "auto",
-        description="where parameters live: on parameter servers; or on the workers, each of which "
-        "then hosts a part; mirrored: on the only worker, which computes on several devices; auto: "
-        "on parameter servers if the cluster has any",
+        description="where parameters are held; parameter-server: on ps; multi-worker-mirrored: on "
+        "the workers, each of which hosts a part; mirrored: on a single worker with several "
+        "devices; auto: on ps if the cluster has any",
     )
     exchange: checks.Exchange = Field(
         "auto",
-        description="how gradients become parameters: over a board in the shared memory of one "
-        "host, where sync-replicas makes its steps without messages, or direct, by messages to "
-        "the tasks that hold the parameters, ps or workers; to-one: the same with one that "
-        "holds all; one-shot: the same where each worker holds all; auto: board without ps on one "
-        "host, if the job allows it, else direct; nccl: auto between workers, and NCCL between the "
-        "GPUs of each",
+        description="how gradients become parameters; board: in the shared memory of one host, "
+        "where sync-replicas makes steps without messages; direct: by messages to the tasks that "
+        "hold the parameters, ps or workers; to-one: direct, with one task that holds all; "
+        "one-shot: direct, with all on every worker; nccl: NCCL between the GPUs of each worker, "
+        "and auto between workers; auto: board without ps on one host, if the job allows it, else "
+        "direct",
     )
     copies: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = Field(
         1,
-        description="how many workers hold each part of the parameters, without ps and by "
-        "messages; with 2, a host that is lost for good costs no step; more copies send more",
+        description="number of workers that hold each part of the parameters, without ps and by "
+        "messages; with 2, the loss of a host costs no step, but workers send more",
     )
     devices: checks.Devices = Field(
         (),
         validate_default=True,
-        description="on which devices a worker computes at the same time, such as gpu:0,gpu:1; "
+        description="devices on which a worker computes at the same time, such as gpu:0,gpu:1; "
         "cpu:0,cpu:1 share the CPU; every worker needs the same number",
     )
     batch_size: checks.Count = Field(
-        100, ge=1, description="examples in one worker's batch; with devices, in that of each"
+        100, ge=1, description="examples in a batch of one worker; with devices, of each device"
     )
     epochs: checks.Count = Field(
         0,
         ge=0,
-        description="passes over the training set after which the run ends, instead of steps; each "
-        "counts every example once, so its last batch may be smaller; 0: steps count",
+        description="passes over the training set after which the run ends, instead of steps; a "
+        "pass counts every example once, so its last batch may be smaller; 0: use steps",
     )
     steps_per_epoch: checks.Count = Field(
         0,
         ge=0,
         description="batches after which an epoch ends, whichever workers compute them; the next "
-        "epoch goes on with the pass where this one ended; 0: an epoch is a pass",
+        "epoch continues the pass; 0: an epoch is a pass",
     )
     steps: checks.Count = Field(
         1000, ge=1, validate_default=True, description="global steps after which the run ends"
@@ -121,9 +121,9 @@ class Job(BaseModel):
     evaluate_every: checks.Count = Field(
         0,
         ge=0,
-        description="global steps between evaluations; 0: only at the end; each is of exactly its "
-        "step; a cluster trains on meanwhile, and steps that it passes before the last evaluation "
-        "has ended are skipped",
+        description="global steps between evaluations; 0: only at the end; an evaluation is of "
+        "exactly its step, while a cluster trains on; a step that passes before the previous "
+        "evaluation has ended is skipped",
     )
     logdir: checks.Logdir = Field(
         None, description="directory for checkpoints; a run resumes from the last one in it"
@@ -136,15 +136,15 @@ class Job(BaseModel):
     save_steps: checks.Count = Field(
         0,
         ge=0,
-        description="global steps between checkpoints, beside save_secs; a cluster saves at the "
-        "first step at or after each multiple that its chief sees; 0: seconds alone count",
+        description="global steps between checkpoints, in addition to save_secs; a cluster saves "
+        "at the first step at or after each multiple that its chief sees; 0: only save_secs",
     )
     upload: str | None = Field(
         None,
         description="address to which each checkpoint is copied, such as s3://bucket/net; a job "
-        "begins with the newest checkpoint of logdir and address",
+        "begins with the newest checkpoint in the logdir or at this address",
     )
-    keep_checkpoints: checks.Count = Field(5, ge=1, description="how many checkpoints are kept")
+    keep_checkpoints: checks.Count = Field(5, ge=1, description="number of kept checkpoints")
     l2: float = Field(0.0, ge=0, description="weight decay: l2 * w is added to the gradient")
     clip_norm: float | None = Field(
         None,
@@ -155,8 +155,8 @@ class Job(BaseModel):
     clip_norm_each: float | None = Field(
         None,
         gt=0,
-        description="the same for each worker's gradient, or that of each of its devices, before "
-        "their mean",
+        description="scale each worker's gradient, or that of each of its devices, down to this "
+        "norm before the mean",
     )
     clip_value: float | None = Field(
         None,
@@ -167,7 +167,8 @@ class Job(BaseModel):
         None, ge=0, lt=1, description="decay of a moving average of the parameters, kept on the ps"
     )
     average_ramp: bool = Field(
-        True, description="begin with a small decay, as TensorFlow; no: as torch's AveragedModel"
+        True,
+        description="begin with a small decay, like TensorFlow; no: like torch's AveragedModel",
     )
     evaluate_average: bool = Field(
         False, description="evaluate the moving average instead of the parameters"
@@ -177,20 +178,20 @@ class Job(BaseModel):
     )
     compression: checks.CompressionSpec = Field(
         "none",
-        description=f"how gradients, and rows of tables, are sent by tcp: {compression.FORMS}; "
-        "what int8 and topk leave out of a gradient is added to the next one; rows have no such "
-        "memory",
+        description="how gradients, and rows of tables, are encoded on lane tcp: "
+        f"{compression.FORMS}; the errors of int8 and topk are added to the next gradient, except "
+        "for rows",
     )
     placement: Literal["round-robin", "greedy", "contiguous"] = Field(
         "greedy",
-        description="how variables are distributed over the ps; contiguous cuts fewer of them, "
-        "which saves workers copies, and is the default without ps, unless with overlap",
+        description="how variables are distributed over the ps; contiguous divides fewer of them, "
+        "which saves copies on workers, and is the default without ps and without overlap",
     )
     partition_nbytes: checks.Count = Field(
         256 * 1024,
         ge=0,
-        description="cut variables along axis 0 into parts of about this size; 0: never; without "
-        "ps, a worker hosts this much at least, or nothing",
+        description="divide variables along axis 0 into parts of about this size; 0: never; "
+        "without ps, a worker hosts at least this much, or nothing",
     )
     consistent_reads: bool = Field(
         False,
@@ -201,7 +202,7 @@ class Job(BaseModel):
         1,
         ge=0,
         le=64,
-        description="batches that a worker loads ahead; skipped when loading takes under 1 ms",
+        description="batches that a worker loads ahead; none if loading takes less than 1 ms",
     )
     device: Literal["cpu", "gpu"] = Field(
         "cpu", description="where workers compute (gpu: CuPy), unless the job names devices"
@@ -212,9 +213,9 @@ class Job(BaseModel):
     )
     overlap: bool = Field(
         False,
-        description="with tcp, send finished gradients while the model computes the others; "
-        "not with devices, clip_norm_each, or clip_norm unless the policy averages "
-        "gradients, which need the whole gradient",
+        description="on lane tcp, send finished gradients while the model computes the others; "
+        "refused with options that need the whole gradient: devices, clip_norm_each, and clip_norm "
+        "unless the policy averages gradients",
     )
 
     outer: Any = Field(
@@ -224,43 +225,43 @@ class Job(BaseModel):
     )
     inner: Any = Field(
         None,
-        description="under local-steps, the optimizer of a worker's own parameters in place of "
-        "``optimizer``: a function of the parameters that makes one of torch, one of optax or "
-        "Keras, or a rule; docs/slow_links.md",
+        description="under local-steps, the optimizer of a worker's own parameters instead of "
+        "``optimizer``: a function of the parameters that makes one of torch, an optimizer of "
+        "optax or Keras, or a rule; see docs/slow_links.md",
     )
     inner_state: Literal["fresh", "keep"] = Field(
         "fresh",
         description="keep: under local-steps each worker writes the state of its optimizer beside "
-        "the checkpoints after each round, and takes it up when the job is resumed",
+        "the checkpoints after each round, and continues with it when the job is resumed",
     )
     initial: Any = Field(
         None,
         validate_default=True,
-        description="with which values variables begin, instead of the model's own: arrays by name "
-        "(trained, state and frozen), or a file of them: .safetensors, .npz or .weights.h5",
+        description="initial values of variables, instead of the model's own: arrays by name "
+        "(trained, state and frozen), or a .safetensors, .npz or .weights.h5 file",
     )
     initial_strict: bool = Field(True)  # no flag: ``initial`` must have exactly the model's names
     class_weight: dict[int, Annotated[float, Field(ge=0)]] | None = None  # no flag; None: all alike
     groups: Any = Field(
         {},
-        description="other options of the optimizer, another optimizer, or l2, for variables whose "
-        'names fit a pattern, such as {"*.bias": {"weight_decay": 0}}; the first that fits counts',
+        description="other options of the optimizer, another optimizer, or another l2, for "
+        'variables whose names match a pattern, such as {"*.bias": {"weight_decay": 0}}; the first '
+        "match counts",
     )
     tables: Any = Field(
         {},
-        description="what is special about tables, whose rows are trained as batches touch them, "
-        'by patterns of their names, such as {"user*": Table(optimizer=Adagrad(0.1))}; the first '
-        "that fits counts; see zmqtrain.models.tables",
+        description='options of tables, by patterns of their names, such as {"user*": '
+        "Table(optimizer=Adagrad(0.1))}; the first match counts; see zmqtrain.models.tables",
     )
     metrics: Any = Field(
         (),
         validate_default=True,
-        description="what is measured beside the loss; see zmqtrain.metrics",
+        description="measures in addition to the loss; see zmqtrain.metrics",
     )
     callbacks: Any = Field(
         (),
-        description="called by the chief between epochs and by steps; a job without epochs is one "
-        "epoch; see zmqtrain.callbacks",
+        description="objects that the chief calls between epochs and by steps; a job without "
+        "epochs is one epoch; see zmqtrain.callbacks",
     )
 
     @field_validator("*")
@@ -354,6 +355,7 @@ class Job(BaseModel):
             groups=self.groups,
             ramp=self.average_ramp,
             outer=self._outer(),
+            exact=self.copies > 1 or self.exchange == "one-shot",
         )
 
     def _outer(self) -> Outer:

@@ -84,7 +84,7 @@ _DEVICE = re.compile(r"(cpu|gpu):(0|[1-9][0-9]{0,2})")
 
 def _check_device_names(names: tuple[str, ...]) -> tuple[str, ...]:
     if wrong := [name for name in names if not _DEVICE.fullmatch(name)]:
-        raise ValueError(f"{wrong[0]!r} is no device; expected names such as gpu:0 or cpu:1")
+        raise ValueError(f"{wrong[0]!r} is not a device; expected names such as gpu:0 or cpu:1")
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{twice[0]} is listed twice; expected devices that differ")
     return names

@@ -15,7 +15,7 @@ from bench.peers.compare import compared
 from bench.peers.lineup import PEERS, POLICIES, Peer, Sides, push_pulls, trainings
 from bench.train import Training
 from bench.workload import TRAINERS, Row
-from zmqtrain.cli.numbers import FiniteRange
+from zmqtrain.config.commands import FiniteRange
 from zmqtrain.data import Mnist
 from zmqtrain.errors import ZmqTrainError
 

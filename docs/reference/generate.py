@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from zmqtrain.cli.main import COMMANDS, cli
-from zmqtrain.config.help import ALL
+from zmqtrain.config.commands import ALL
 from zmqtrain.config.options import variable_of
 from zmqtrain.config.restarts import advice
 from zmqtrain.config.task import TaskConfig
@@ -28,14 +28,14 @@ from zmqtrain.observe.metrics import ROLES, Metrics
 HERE = Path(__file__).parent
 
 ENDINGS = {
-    ExitCode.OK: "the chief ended the run, and all is done",
+    ExitCode.OK: "the run ended as it should",
     ExitCode.CRASH: "a bug; the log has the traceback",
     ExitCode.USAGE: "a mistake in a flag, a variable, TF_CONFIG or the job; or a supervised task "
     "crashed in compiled code three times",
     ExitCode.DATA: "training data is missing or damaged",
     ExitCode.ORPHANED: "the task left without the chief's shutdown",
     ExitCode.CHECKPOINT: "no checkpoint could be written, or none found could be read",
-    ExitCode.DIVERGED: "too many gradients held NaN or infinity",
+    ExitCode.DIVERGED: "too many gradients had NaN or infinity",
     ExitCode.REFUSED: "a peer refused the task: another job, another protocol version, "
     "a taken index",
     ExitCode.INTERRUPTED: "Ctrl-C",
@@ -46,8 +46,8 @@ ENDINGS = {
 
 
 COMPLETION = """\
-This line in `~/.bashrc` has bash complete commands and options; `zsh_source` and `fish_source` are
-for other shells.
+To complete commands and options in bash, put this line into `~/.bashrc`. For other shells, write
+`zsh_source` or `fish_source`.
 
 ```sh
 eval "$(_ZMQTRAIN_COMPLETE=bash_source zmqtrain)"
@@ -118,9 +118,9 @@ flag are set in the job's file.
 def task_page() -> str:
     return f"""# Options of a task
 
-How one task of a cluster runs: flags of the roles, `python -m zmqtrain.roles.worker` and so on, and
-variables `ZMQTRAIN_*` of the same name. A flag beats a variable, which beats TF_CONFIG, then
-honcho, then what an engine such as Slurm says.
+These options determine how one task of a cluster runs. Give them as flags of a role, such as
+`python -m zmqtrain.roles.worker`, or as variables `ZMQTRAIN_*` of the same name. A flag takes
+precedence over a variable, then come TF_CONFIG, honcho, and an engine such as Slurm.
 
 {fields_of(TaskConfig)}
 """

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from zmqtrain.actors.actor import Actor
-from zmqtrain.actors.callbacks import guarded
+from zmqtrain.actors.actor import Actor, guarded
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.timing import Timing
 from zmqtrain.observe.metrics import Metrics

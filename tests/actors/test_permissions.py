@@ -30,14 +30,15 @@ RESERVED = {
 KINDS = get_args(Message)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("role", ROLES)
-def test_each_role_may_send_its_own_messages_and_those_of_everyone(role: str, kind: type) -> None:
-    reserved = kind.__name__ in " ".join(RESERVED.values()).split()
-    may = not reserved or kind.__name__ in RESERVED[role].split()
-    refused = pytest.raises(RefusedError, match=f"{role} 0 .*{kind.__name__}")
-    with contextlib.nullcontext() if may else refused:
-        check_permission(Envelope(object.__new__(kind), Sender(role, 0)))
+def test_each_role_may_send_its_own_messages_and_those_of_everyone(role: str) -> None:
+    reserved = " ".join(RESERVED.values()).split()
+    for kind in KINDS:
+        name = kind.__name__
+        may = name not in reserved or name in RESERVED[role].split()
+        refused = pytest.raises(RefusedError, match=f"{role} 0 .*{name}")
+        with contextlib.nullcontext() if may else refused:
+            check_permission(Envelope(object.__new__(kind), Sender(role, 0)))
 
 
 @given(st.sampled_from(ROLES), st.integers(0, 5), st.sampled_from(ROLES), st.integers(0, 5))

@@ -375,6 +375,7 @@ TWINS = {
     "nadam": lambda: optimizers.Nadam(DECAY, 0.8, 0.9, 1e-3),
     "adamax": lambda: optimizers.Adamax(0.1, 0.8, 0.5, 1e-3),
 }
+OF_SCHEDULES = ("inverse time", "piecewise", "polynomial", "cosine", "warm-up")
 
 
 @pytest.mark.parametrize("case", TWINS)
@@ -820,6 +821,73 @@ def test_callback_that_needs_the_training_of_keras_is_refused_with_its_twin(
     trainer = zmqtrain.Trainer(KerasModel(net), SGD(0.1))
     with pytest.raises(ConfigError, match=twin):
         trainer.fit(BATCH, batch_size=4, callbacks=[callback(str(tmp_path / "x"))], verbose=False)
+
+
+@pytest.mark.parametrize("case", [name for name in TWINS if name not in OF_SCHEDULES])
+def test_keras_goes_on_from_a_training_as_zmqtrain_does(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def build() -> Any:
+        return net(optimizer=TWINS[case]())
+
+    def fit(epochs: int) -> dict[str, Any]:
+        options: dict[str, Any] = {"policy": "sync-replicas", "logdir": str(tmp_path)}
+        trainer = zmqtrain.Trainer(KerasModel(build), workers=2, **options)
+        write = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
+        trainer.fit(BATCH, epochs=epochs, batch_size=6, callbacks=[write], verbose=False)
+        return trainer.weights
+
+    fit(3)
+    loaded = build()
+    load_weights(loaded, tmp_path)
+    expected = fit(6).values()
+    assert not [text for text in caplog.messages if "optimizer" in text]
+    for model in (keras.models.load_model(tmp_path / "3.keras"), loaded):
+        for _ in range(3):
+            model.train_on_batch(*BATCH)
+        for own, theirs in zip(model.get_weights(), expected, strict=True):
+            np.testing.assert_allclose(own, theirs, 1e-5, 2e-6)
+
+
+def test_job_with_an_optimizer_that_has_trained_warns_of_its_state(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = net(optimizer="adam")
+    model.train_on_batch(*BATCH)
+    Job(model=KerasModel(net), data=BATCH, optimizer=model.optimizer)
+    assert "a new Adam, without its state after 1 update;" in caplog.text
+
+
+def test_keras_goes_on_with_a_learning_rate_that_a_callback_has_set(tmp_path: Path) -> None:
+    trainer = zmqtrain.Trainer(KerasModel(partial(net, optimizer="adam")), logdir=str(tmp_path))
+    halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    trainer.fit(BATCH, epochs=2, callbacks=[halve], verbose=False)
+    model = net(optimizer="adam")
+    load_weights(model, tmp_path)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.00025)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"optimizer": SGD(0.1)},
+            "Update(rule=SGD(learning_rate=0.1), l2=0.0, moving_average=None) in training",
+        ),
+        ({"l2": 0.1}, "l2=0.1 in training, l2=0.0 in the model"),
+        ({"clip_norm": 1.0}, "clip_norm: 1.0 in training"),
+        ({"clip_norm_each": 1.0}, "clip_norm_each: 1.0 in training"),
+        ({"policy": "local-steps:2"}, "under local steps"),
+    ],
+)
+def test_optimizer_that_cannot_go_on_as_in_training_begins_anew(
+    fields: dict[str, Any], text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = net(optimizer="adam")
+    load_weights(model, saved(tmp_path, partial(net, optimizer="adam"), **fields))
+    (warning,) = (each for each in caplog.messages if "begins anew" in each)
+    assert text in warning
+    assert not int(model.optimizer.iterations)
 
 
 def test_file_without_the_optimizers_state_is_warned_of_once(

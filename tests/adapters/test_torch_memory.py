@@ -252,19 +252,32 @@ def test_parameters_in_bfloat16_are_trained_in_float32(form: dict[str, Any]) -> 
     check_same(found, by_torch(lambda: Copying().float()), 1e-3 if form else 1e-6)
 
 
-@pytest.mark.parametrize("values_of", [torch.Tensor.detach, lambda weight: weight.data])
-def test_writes_of_a_step_in_bfloat16_count_and_leave_the_rest_in_float32(values_of: Any) -> None:
+def erasing(values_of: Any, build: Any) -> Any:
     def erase(net: Any, _: Any) -> None:
         values_of(net.line.weight)[0] = 0
         net.hook.remove()  # later steps show whether the first update was kept
 
-    def acting(build: Any) -> Any:
-        net = build()
-        net.hook = net.register_forward_pre_hook(erase)
+    net = build()
+    net.hook = net.register_forward_pre_hook(erase)
+    return net
+
+
+@pytest.mark.parametrize("values_of", [torch.Tensor.detach, lambda weight: weight.data])
+def test_writes_of_a_step_in_bfloat16_count_and_leave_the_rest_in_float32(values_of: Any) -> None:
+    found = zmqtrain.run(job(partial(erasing, values_of, Coarse))).parameters
+    check_same(found, by_torch(lambda: erasing(values_of, lambda: Copying().float())))
+    with pytest.raises(ConfigError, match=r"writes to .*'line.weight', which other tasks use too"):
+        zmqtrain.run(job(partial(erasing, values_of, Coarse)), ps=1)
+
+
+def test_write_to_the_data_of_a_frozen_parameter_in_bfloat16_is_refused() -> None:
+    def build() -> Any:
+        net = Coarse()
+        net.line.weight.requires_grad_(False)
         return net
 
-    found = zmqtrain.run(job(partial(acting, Coarse))).parameters
-    check_same(found, by_torch(lambda: acting(lambda: Copying().float())))
+    with pytest.raises(ConfigError, match=r"writes to 'line.weight', which is frozen"):
+        zmqtrain.run(job(partial(erasing, lambda weight: weight.data, build)))
 
 
 @pytest.mark.parametrize("build", [Filtering, Coarse])
@@ -528,7 +541,7 @@ def test_random_loss_that_adds_up_is_refused_in_parts() -> None:
     def step(net: Any, batch: Any) -> Any:
         return F.cross_entropy(net(batch[0] + torch.randn(6)), batch[1], reduction="sum")
 
-    with pytest.raises(ConfigError, match="no mean over examples"):
+    with pytest.raises(ConfigError, match="not a mean over examples"):
         zmqtrain.run(job(line, None, training_step=step, micro_batches=2))
 
 

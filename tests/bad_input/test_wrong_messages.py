@@ -196,15 +196,15 @@ async def test_chief_names_no_directory_but_that_of_a_checkpoint(text: str, tmp_
         chief = await t.begin()
         chief.generation = 2
         error, told = await chief.refused(Initialize(text))
-        assert (error, "is no directory of a checkpoint" in told) == ("CheckpointError", True)
+        assert (error, "not a directory of a checkpoint" in told) == ("CheckpointError", True)
         if text and not text.endswith("step-00000001"):
             error, told = await chief.refused(Initialize(None, text))
-            assert (error, "is no directory of a checkpoint" in told) == ("CheckpointError", True)
+            assert (error, "not a directory of a checkpoint" in told) == ("CheckpointError", True)
 
 
 @pytest.mark.parametrize("text", NOWHERE)
 def test_shard_is_written_into_no_directory_but_that_of_an_attempt(text: str) -> None:
-    with pytest.raises(CheckpointError, match="is no directory of a checkpoint"):
+    with pytest.raises(CheckpointError, match="not a directory of a checkpoint"):
         attempt_of(text)
     assert attempt_of("runs/checkpoints/step-00000010.tmp-0123abcd").name == (
         "step-00000010.tmp-0123abcd"

@@ -34,8 +34,8 @@ async def write_shard(job: zmqtrain.Job, directory: Path) -> Saved:
     (layout,) = planned(job).layouts
     flat = layout.flat_of(job.initial_values())
     step = next(STEPS)
-    file = checkpoint.copy_shard(directory, 0, checkpoint.tensors_of(layout, flat, {}, {}), {})
-    written = checkpoint.seal_shard(file, 0, step)
+    file, tensors = checkpoint.shard_file(directory, 0), checkpoint.tensors_of(layout, flat, {}, {})
+    written = checkpoint.seal_shard(checkpoint.copy_tensors(file, tensors), 0, step)
     return Saved(step, job.policy, Ledger().state(), (written,))
 
 

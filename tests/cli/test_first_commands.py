@@ -51,7 +51,7 @@ def test_written_job_runs_as_it_is(framework: str, data: str, here: Path) -> Non
     [
         (["taken.py"], "exists already"),
         (["random.py"], "would hide the module random"),
-        (["net"], "expected one such as net.py"),
+        (["net"], "expected a name such as net.py"),
         (["net_of_mine.py", "--data", "table.xlsx"], "docs/data.md"),
         (["no/dir/net_of_mine.py", "--data", "digits"], "make the directory"),
     ],

@@ -16,9 +16,8 @@ from zmqtrain.chief.progress import line
 from zmqtrain.chief.status_history import StatusHistory
 from zmqtrain.cli.main import main
 from zmqtrain.cli.output import text_of
-from zmqtrain.cli.status import status_view
+from zmqtrain.cli.status import status_view, why_view
 from zmqtrain.cli.top_view import top_view
-from zmqtrain.cli.why import why_view
 from zmqtrain.errors import RefusedError
 from zmqtrain.protocol.status import Status
 from zmqtrain.wire.control import GetStatus, RequestStop

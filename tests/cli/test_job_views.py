@@ -15,9 +15,8 @@ from tests.golden import Snapshot
 from zmqtrain.chief.job_view import JobView, spent_s
 from zmqtrain.chief.status_history import StatusHistory
 from zmqtrain.cli.output import text_of
-from zmqtrain.cli.status import status_view
+from zmqtrain.cli.status import status_view, why_view
 from zmqtrain.cli.top_view import OTHER_ROWS, PHASES, phase_bar, top_view
-from zmqtrain.cli.why import why_view
 from zmqtrain.protocol.status import Progress, Status, TableStatus, Wait
 
 NO_PUSHES = dict.fromkeys(("applied", "dropped", "duplicate", "refused"), 0)

@@ -43,8 +43,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def record(clock: Clock) -> RunRecord:
-    return RunRecord("net.py", lambda: [{"step": 1000, "loss": 0.25, "accuracy": 0.9}], clock)
+def record(clock: Clock, tmp_path: Path) -> RunRecord:
+    evaluations = [{"step": 1000, "loss": 0.25, "accuracy": 0.9}]
+    return RunRecord("net.py", lambda: evaluations, str(tmp_path), clock)
 
 
 def seen(record: RunRecord, clock: Clock, *statuses: Status) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def test_next_life_goes_on_with_the_record(
     record: RunRecord, clock: Clock, training: Status
 ) -> None:
     found = seen(record, clock, training)
-    later = RunRecord("net.py", lambda: [], clock)
+    later = RunRecord("net.py", list, clock=clock)
     later.resume(found)
     again = seen(later, clock, replace(training, step=1250))
     assert [sample[1] for sample in again["samples"]] == [1200, 1250]
@@ -96,15 +97,15 @@ async def test_lives_of_a_run_are_told_in_their_order(
     (saved, *_) = [task for task in training.tasks if task.role == "chief"]
     tasks = tuple(replace(task, step=900) if task is saved else task for task in training.tasks)
     seen(record, clock, training, replace(training, tasks=tasks))
-    await record.leave(str(tmp_path))
+    await record.leave()
     clock.now += 60.0
-    later = RunRecord("net.py", lambda: [], clock)
+    later = RunRecord("net.py", list, str(tmp_path), clock)
     clock.now += 2.0
     forgotten = tuple(replace(task, step=0) if task is saved else task for task in training.tasks)
     seen(later, clock, replace(training, tasks=forgotten))
     async with asyncio.timeout(10):  # the record is read in a thread
         while len(later.as_dict()["events"]) < 3:
-            await later.save_if_due(str(tmp_path))
+            await later.save_if_due()
             await asyncio.sleep(0)
     seen(later, clock, replace(training, tasks=tasks))
     later.miss()
@@ -239,7 +240,7 @@ def test_browser_shows_the_time_between_two_lives_as_a_gap(
     steps = [replace(training, step=1200 + second) for second in range(150)]
     found = seen(record, clock, *steps)
     clock.now += 540.0
-    later = RunRecord("net.py", lambda: [], clock)
+    later = RunRecord("net.py", list, clock=clock)
     later.resume(found)
     shown = browsed(seen(later, clock, *steps), tmp_path)
     workers = shown[shown.index('aria-label="Staleness and workers"') :]

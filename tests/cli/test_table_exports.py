@@ -22,7 +22,7 @@ from zmqtrain.errors import CheckpointError, ConfigError, ExitCode
 from zmqtrain.models.rows import TableReader
 from zmqtrain.models.tables import Given, Normal, Table
 from zmqtrain.optim import SGD
-from zmqtrain.store import saved_rows, saved_tables
+from zmqtrain.store import saved_rows
 
 FORMATS = ["npz", "safetensors", *(["parquet"] if find_spec("pyarrow") else [])]
 EVERY = np.arange(USERS + ITEMS)
@@ -30,8 +30,7 @@ EVERY = np.arange(USERS + ITEMS)
 
 @pytest.fixture(autouse=True)
 def _small_blocks(constants: Constants) -> None:
-    for module in (saved_rows, saved_tables):
-        constants(module, CHUNK=4)
+    constants(saved_rows, CHUNK=4)
 
 
 @pytest.fixture(scope="module")

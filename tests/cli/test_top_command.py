@@ -39,7 +39,7 @@ def test_pipe_gets_a_line_for_each_answer_and_all_news(
         "ps 0 does not answer",
         "ps 0 answers again",
         "worker 1 ended and was started again",
-        "done: step 3000 of 3000 is done",
+        "ended: step 3000 of 3000 is done",
     ]
     assert len([text for text in told if text.startswith("step ")]) == 3
 

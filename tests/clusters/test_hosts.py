@@ -14,8 +14,7 @@ from tests.clusters.examples import JOB, ROOT, example_plan
 from tests.harness import until
 from zmqtrain.cli.main import main
 from zmqtrain.clusters.hosts import keyed, placed, problem, render
-from zmqtrain.clusters.options import SshHost, hosts_of
-from zmqtrain.clusters.submission import Submission
+from zmqtrain.clusters.submission import SshHost, Submission, hosts_of
 from zmqtrain.clusters.submitted import submitted_jobs
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.wire.messages import PROTOCOL_VERSION

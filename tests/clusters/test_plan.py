@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from tests.clusters.examples import JOB, ROOT, example_plan
 from tests.plans import planned
 from zmqtrain.clusters.hosts import render
-from zmqtrain.clusters.options import SshHost
 from zmqtrain.clusters.plan import (
     ENDED,
     LETTERS,
@@ -23,7 +22,7 @@ from zmqtrain.clusters.plan import (
     plan_of,
 )
 from zmqtrain.clusters.slurm import render as render_scripts
-from zmqtrain.clusters.submission import Submission, nbytes_of
+from zmqtrain.clusters.submission import SshHost, Submission, nbytes_of
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.restarts import USUAL_LIMITS, Ending, Restart, decide

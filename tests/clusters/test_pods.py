@@ -22,7 +22,7 @@ from tests.clusters.test_manifests import (
     unknown_to_trainer,
 )
 from zmqtrain.clusters.kubernetes import CONTAINERS, KINDS, manifests
-from zmqtrain.clusters.pods import merged
+from zmqtrain.clusters.pod_options import merged
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import ConfigError
 
@@ -129,7 +129,7 @@ def test_template_that_sets_what_the_job_depends_on_is_refused(
 
 @pytest.mark.parametrize("option", ["nowhere.yaml", "driver=pods.yaml"])
 def test_template_that_is_not_there_or_of_no_role_is_refused(option: str) -> None:
-    with pytest.raises(ValidationError, match=r"cannot be read|is no role"):
+    with pytest.raises(ValidationError, match=r"cannot be read|is not a role"):
         example_plan(template=option)
 
 

@@ -177,7 +177,7 @@ def link_to_a_directory(path: Path) -> None:
     [
         (Path.touch, "cannot be made: File exists", "remove what is there, or set TMPDIR"),
         (link_to_nothing, "cannot be made: File exists", "remove what is there, or set TMPDIR"),
-        (link_to_a_directory, "is no directory, a link", "remove what is there, or set TMPDIR"),
+        (link_to_a_directory, "is not a directory", "remove what is there, or set TMPDIR"),
     ],
 )
 def test_foreign_directory_for_small_files_is_reported_with_the_remedy(

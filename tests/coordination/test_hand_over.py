@@ -128,8 +128,8 @@ def test_those_that_are_left_agree_on_the_last_orders_of_the_last_generation(
 @pytest.mark.parametrize(
     ("known", "reason"),
     [
-        ({}, "nobody that is left knows the last orders"),
-        ({1: replace(orders(1, 5), saved=None)}, "nobody that is left knows the last orders"),
+        ({}, "no remaining ps knows the last orders"),
+        ({1: replace(orders(1, 5), saved=None)}, "no remaining ps knows the last orders"),
         ({2: orders(1, 5), 3: orders(1, 5)}, "with all of their copies, on worker 0, worker 1$"),
         (  # ps 1 has not begun the last generation
             {0: orders(1, 1, generation=2), 1: orders(1, 5), 3: orders(1, 1, generation=2)},

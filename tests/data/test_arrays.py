@@ -80,11 +80,11 @@ def test_fraction_that_the_seed_chooses_is_held_out(split_of: Callable[..., Any]
 
 
 @pytest.mark.parametrize("make", [Mnist, Digits, partial(Holdout, (ROWS,)), SPLITS["split"]])
-@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])
-def test_split_that_cannot_be_is_refused_before_loading(make: Any, fraction: float) -> None:
+def test_split_that_cannot_be_is_refused_before_loading(make: Any) -> None:
     name = "fraction" if isinstance(make, partial) else "holdout"
-    with pytest.raises(ConfigError, match=f"holdout is {fraction}; expected a fraction between"):
-        make(**{name: fraction})
+    for fraction in (0, 1, -0.1, 1.5, float("nan")):
+        with pytest.raises(ConfigError, match=f"holdout is {fraction}; expected a fraction"):
+            make(**{name: fraction})
     with pytest.raises(ConfigError, match="seed is -1; expected an int"):
         make(seed=-1)
 

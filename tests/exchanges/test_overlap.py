@@ -62,13 +62,12 @@ class Situation:
     def __init__(self, sizes: Sequence[int], shards: int) -> None:
         variables = [Variable(f"v{number}", (size,)) for number, size in enumerate(sizes)]
         layouts = place(variables, shards, partition_nbytes=4 * 15)
-        self.lanes = [_lane(layout) for layout in layouts]
+        self.links = [FakeLink() for _ in layouts]
+        self.lanes = list(map(_lane, self.links, layouts))
         memory = WorkerMemory(variables, layouts, [lane.gradient for lane in self.lanes])
         self._scatter = memory.scatter
-        self.links = [FakeLink() for _ in layouts]
         self.errors: list[Exception] = []
-        links: Any = self.links
-        self.overlap = Overlap(links, self.lanes, self.errors.append)
+        self.overlap = Overlap(self.lanes, self.errors.append)
         self.out = memory.values
         for buffer in self.out.values():
             buffer[:] = np.nan  # of the step before
@@ -85,9 +84,9 @@ class Situation:
         return [request for link in self.links for request in link.requests]
 
 
-def _lane(layout: ShardLayout) -> Lane:
+def _lane(link: Any, layout: ShardLayout) -> Lane:
     flats = np.zeros((2, layout.size), np.float32)
-    return Lane("tcp", layout, flats[0], flats[1])
+    return Lane(link, "tcp", layout, flats[0], flats[0], flats[1])
 
 
 @pytest.fixture(autouse=True)

@@ -29,13 +29,13 @@ def test_lost_or_refused_report_of_a_written_slice_is_sent_again(fate: Callable[
 def test_checkpoint_is_written_once_although_its_reply_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write, written = checkpoint.copy_shard, []
+    write, written = checkpoint.copy_tensors, []
 
     def count(*arguments: Any) -> checkpoint.ShardCopy:
         written.append(arguments)
         return write(*arguments)
 
-    monkeypatch.setattr(checkpoint, "copy_shard", count)
+    monkeypatch.setattr(checkpoint, "copy_tensors", count)
     report = held(calm(ps=2, keeps=True, save_secs=1000.0, rules=(drop(Saved, 1),)))
     assert report.matched == (2,)
     assert len(written) == 2

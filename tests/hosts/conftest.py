@@ -25,12 +25,6 @@ WORKERS = 2
 CLIENT = Owner("client")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.integration)
-
-
 class SpreadJob:
     """A job over several hosts: ps 0 and the chief on host 0, worker i on host i + 1.
 

@@ -14,6 +14,8 @@ from tests.hosts.conftest import Hosts, SpreadJob
 from zmqtrain.protocol.status import Status
 from zmqtrain.transport.security import Security
 
+pytestmark = pytest.mark.integration
+
 
 def test_job_over_three_hosts_trains_to_its_end_over_tcp(
     stage: Stage, spread: Callable[..., SpreadJob]

@@ -263,7 +263,7 @@ def test_unknown_weight_is_told_and_refused_where_parts_would_be_wrong(
     zmqtrain.run(token_job(TorchModel(Quiet)))
     (warning,) = [record.message for record in caplog.records]
     assert "batches of TorchModel(Quiet) have labels of -100" in warning
-    with pytest.raises(ConfigError, match=r"no mean over examples.*give weight="):
+    with pytest.raises(ConfigError, match=r"not a mean over examples.*give weight="):
         zmqtrain.run(token_job(TorchModel(Quiet, micro_batches=3)).with_overrides(steps=1))
 
 

@@ -156,7 +156,7 @@ def test_process_that_can_be_no_task_is_not_killed(job: Job, pid: str) -> None:
         named = f"{job.host}:{shell.pid if pid == 'the shell' else pid}"
         lying = replace(job.status(), tasks=(task("worker", named),))
         report = Chaos(lambda: lying, lambda line: None).run(1, [KILL], 0.1)
-        reason = f"{named} is no Python process of this user"
+        reason = f"{named} is not a Python process of this user"
         assert (report.skipped, report.done) == ([f"kill worker 0 at 0.0 s: {reason}"], [])
         assert shell.poll() is None
         shell.communicate(b"\n")

@@ -777,7 +777,7 @@ def test_resumed_job_may_freeze_variables_and_train_them_again_with_new_moments(
     np.testing.assert_allclose(again["weights"], frozen["weights"] - moved, rtol=1e-5)
 
 
-def test_variable_of_a_field_counts_in_a_script_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_count_in_a_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ZMQTRAIN_BATCH_SIZE", "17")
     trainer = Trainer(MODEL, SGD(0.05))
     fit(trainer, epochs=2)
@@ -789,6 +789,9 @@ def test_variable_of_a_field_counts_in_a_script_too(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("ZMQTRAIN_STEPS", "3")
     job = zmqtrain.Job(model=LinearRegression(), data=NoisyLine(examples=20), optimizer=SGD(0.1))
     assert zmqtrain.run(job, on_progress=lambda status: None).global_step == 3
+    monkeypatch.setenv("ZMQTRAIN_LOGDIR", str(tmp_path))
+    fit(trainer)
+    assert trainer.logdir == str(tmp_path)  # from which a task without the weights reads them
 
 
 @pytest.mark.parametrize("workers", [1, 2])

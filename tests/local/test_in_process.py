@@ -24,7 +24,6 @@ from tests.harness import Stage
 from tests.integration.jobs import counting_job, digits_job
 from tests.local.test_kinds import interrupt
 from zmqtrain import Job, Summary
-from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.in_process import LocalRun
 from zmqtrain.data import Arrays, NoisyLine
 from zmqtrain.data.batches import BatchPlan
@@ -258,19 +257,25 @@ def test_script_that_ctrl_c_ends_has_the_exit_code_of_a_signal(stage: Stage) -> 
     assert ended.log.endswith("KeyboardInterrupt: stopped by a signal\n")
 
 
-@pytest.mark.parametrize(("workers", "actor"), [(1, LocalRun), (2, Chief)])
-def test_ctrl_c_before_the_job_begins_is_a_keyboard_interrupt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, actor: Any
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "what", ["data.Digits.load", "chief.uploads.RemoteCheckpoints", "store.logdir.newest_valid"]
+)
+def test_ctrl_c_before_the_job_begins_ends_even_a_call_that_hangs(
+    what: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*arguments: object) -> None:
+    def hang(*arguments: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        interrupted.wait(timeout=10)
+        if not over.wait(timeout=30):
+            late.append(what)
 
-    interrupted, stop = threading.Event(), actor.stop
-    monkeypatch.setattr("zmqtrain.store.logdir.newest_valid", interrupt)
-    monkeypatch.setattr(actor, "stop", lambda *a: (stop(*a), interrupted.set()))
+    over, late = threading.Event(), list[str]()
+    monkeypatch.setattr(f"zmqtrain.{what}", hang)
+    upload = "s3://bucket" if "uploads" in what else None
     with pytest.raises(KeyboardInterrupt):
-        zmqtrain.run(digits_job(logdir=str(tmp_path)), workers=workers)
+        zmqtrain.run(digits_job(logdir=str(tmp_path), upload=upload), workers=workers)
+    assert not late
+    over.set()
 
 
 async def test_run_inside_a_running_loop_leaves_that_loop_running() -> None:

@@ -22,7 +22,8 @@ from zmqtrain.callbacks import LambdaCallback
 from zmqtrain.data import Digits
 from zmqtrain.errors import ConfigError, RunFailedError
 from zmqtrain.models import MLP
-from zmqtrain.optim import SGD
+from zmqtrain.observe.summary import parameters_sha256
+from zmqtrain.optim import LAMB, SGD, Muon
 from zmqtrain.protocol.status import Status
 from zmqtrain.store.manifest import read_manifest
 
@@ -44,6 +45,20 @@ def run_of(kind: dict[str, Any], **fields: Any) -> tuple[Job, dict[str, Any]]:
     size = {name: kind[name] for name in ("workers", "ps") if name in kind}
     job = digits_job(policy="sync-replicas", steps=40)
     return job.with_overrides(**{"devices": kind.get("devices", "")} | fields), size
+
+
+def test_copies_that_muon_trains_have_the_same_bits_wherever_they_lie(tmp_path: Path) -> None:
+    job = digits_job(policy="sync-replicas", steps=6, batch_size=16)
+    job = job.with_overrides(optimizer=Muon(), groups={"*bias": {"optimizer": LAMB(0.1)}})
+    found = [
+        parameters_sha256(zmqtrain.run(each, workers=3, ps=0).parameters)
+        for each in (
+            job.with_overrides(copies=2, exchange="direct"),
+            job.with_overrides(copies=2, exchange="to-one", logdir=str(tmp_path), steps=2),
+            job.with_overrides(exchange="one-shot", logdir=str(tmp_path)),
+        )
+    ]
+    assert found[0] == found[2]  # the last has gone on where the second stopped
 
 
 def interrupt(status: Status) -> None:

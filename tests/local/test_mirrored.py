@@ -28,8 +28,7 @@ def job(devices: int = 0, **fields: Any) -> Job:
     return Job(model=MLP(64, 16, 10), data=Digits(), devices=names, **options)
 
 
-@pytest.mark.parametrize("devices", [2, 3])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "devices"), [*((rule, 3) for rule in RULES), ("adam", 2)])
 def test_devices_come_to_the_bits_of_as_many_workers(rule: str, devices: int) -> None:
     options: dict[str, Any] = {"l2": 0.001, "moving_average": 0.9, "clip_norm": 0.1}
     options["optimizer"] = RULES[rule]
@@ -58,20 +57,6 @@ def test_exact_passes_count_every_example_once_as_one_device_with_the_whole_batc
     np.testing.assert_allclose(*losses, 1e-5)
     assert mirrored.summary is not None
     assert mirrored.summary.examples == 2 * 1438
-
-
-@pytest.mark.parametrize("devices", [2, 3])
-def test_gradients_that_nccl_adds_up_train_as_those_that_meet_on_the_host(devices: int) -> None:
-    """The GPUs and NCCL are stand-ins: what is tested is what towers make of them."""
-    names = ",".join(f"gpu:{index}" for index in range(devices))
-    with installed(devices):
-        by_nccl = zmqtrain.run(job(clip_norm=0.1).with_overrides(devices=names, exchange="nccl"))
-        on_host = zmqtrain.run(job(clip_norm=0.1).with_overrides(devices=names))
-    assert (by_nccl.exchange, on_host.exchange) == ("nccl", "local")
-    if devices == 2:  # a sum of two has one order
-        assert by_nccl.parameters_sha256 == on_host.parameters_sha256
-    for name, value in on_host.parameters.items():
-        np.testing.assert_allclose(by_nccl.parameters[name], value, 1e-3, 1e-5)
 
 
 @pytest.mark.parametrize("ps", [0, 1])
@@ -104,14 +89,14 @@ def test_workers_with_other_numbers_of_devices_have_other_jobs() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"devices": "cuda:0"}, "'cuda:0' is no device"),
-        ({"devices": "cpu:0,"}, "'' is no device"),
-        ({"devices": ","}, "'' is no device"),
-        ({"devices": "cpu:0,,cpu:1"}, "'' is no device"),
-        ({"devices": "cpu:1\u0663"}, "is no device"),
+        ({"devices": "cuda:0"}, "'cuda:0' is not a device"),
+        ({"devices": "cpu:0,"}, "'' is not a device"),
+        ({"devices": ","}, "'' is not a device"),
+        ({"devices": "cpu:0,,cpu:1"}, "'' is not a device"),
+        ({"devices": "cpu:1\u0663"}, "is not a device"),
         ({"devices": ("gpu:0", "gpu:0")}, "gpu:0 is listed twice"),
         ({"strategy": "mirrored"}, "expected devices"),
-        ({"devices": ("gpu:0", "gpu:00")}, "'gpu:00' is no device"),
+        ({"devices": ("gpu:0", "gpu:00")}, "'gpu:00' is not a device"),
         ({"exchange": "nccl"}, "exchange is nccl; expected two GPUs or more"),
         ({"exchange": "nccl", "devices": "gpu:0"}, "expected two GPUs or more"),
         ({"exchange": "nccl", "devices": "gpu:0,cpu:0"}, "expected two GPUs or more"),

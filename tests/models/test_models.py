@@ -213,13 +213,6 @@ def test_batch_that_does_not_fit_is_refused_with_both_sides_named(
         getattr(model, method)(parameters, batch, *arguments)
 
 
-def test_loss_of_a_line_is_the_mean_of_the_squared_distances() -> None:
-    parameters = LinearRegression(outputs=2).parameters(0)
-    targets = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
-    metrics = LinearRegression(outputs=2).metrics(parameters, (np.zeros((2, 1)), targets))
-    assert metrics == {"loss": (1 + 4 + 9 + 16) / 4}
-
-
 def test_classifier_of_known_logits_has_known_metrics() -> None:
     logits = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.2, 0.6, 0.2]]))
     parameters = {"layer0/weights": np.eye(3), "layer0/bias": np.zeros(3)}

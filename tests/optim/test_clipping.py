@@ -142,13 +142,13 @@ def test_square_is_that_of_its_parts_in_any_order(
     assert square_of(in_numpy[:, 0], limit) == whole
 
 
-@pytest.mark.parametrize("length", [1e-30, 0.99, 1.0, 3.0, 1e6, 1e30])
 @pytest.mark.parametrize("limit", [1e-3, 1.0, 1e5])
-def test_scale_makes_of_a_norm_its_limit(limit: float, length: float) -> None:
-    gradient = np.full(5000, length * limit / np.sqrt(5000), np.float32)
-    norm = float(np.linalg.norm(gradient.astype(np.float64)))
-    scale = clip_scale(float(square_of(gradient, limit)), limit)
-    assert scale == pytest.approx(min(1.0, limit / norm), rel=1e-9)
+def test_scale_makes_of_a_norm_its_limit(limit: float) -> None:
+    for length in (1e-30, 0.99, 1.0, 3.0, 1e6, 1e30):
+        gradient = np.full(5000, length * limit / np.sqrt(5000), np.float32)
+        norm = float(np.linalg.norm(gradient.astype(np.float64)))
+        scale = clip_scale(float(square_of(gradient, limit)), limit)
+        assert scale == pytest.approx(min(1.0, limit / norm), rel=1e-9), length
 
 
 def test_infinite_element_counts_as_the_largest_one() -> None:

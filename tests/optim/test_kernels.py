@@ -16,7 +16,7 @@ import pytest
 
 from tests.modules import Modules
 from tests.optim.runs import Run
-from zmqtrain.compute.blocks import BLOCK_SIZE
+from zmqtrain.compute.arrays import BLOCK_SIZE
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import (
     LAMB,
@@ -124,13 +124,13 @@ def kernel_of(update: Update, redo: Redo | None = None, size: int = 10) -> kerne
 
 
 @every_update
-@pytest.mark.parametrize("size", LENGTHS)
 def test_kernel_gives_the_numbers_of_the_numpy_rule_and_touches_nothing_else(
-    update: Update, size: int
+    update: Update,
 ) -> None:
-    fused, reference = Run(update, size, offset=3), Run(unfused(update), size, offset=3)
-    for step in range(3):
-        assert fused.step(step).memory == reference.step(step).memory
+    for size in LENGTHS:
+        fused, reference = Run(update, size, offset=3), Run(unfused(update), size, offset=3)
+        for step in range(3):
+            assert fused.step(step).memory == reference.step(step).memory, size
 
 
 @every_update
@@ -204,21 +204,21 @@ def test_fused_is_no_part_of_what_an_update_is() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("size", [0, 5, BLOCK_SIZE + 5])
 @pytest.mark.parametrize(("gradients", "count"), [(1, 1), (1, 3), (2, 2), (3, 5), (4, 4), (5, 5)])
 def test_update_by_mean_is_the_update_by_the_sum_in_order_over_the_count(
-    gradients: int, count: int, size: int, fused: bool
+    gradients: int, count: int, fused: bool
 ) -> None:
     update = Update(Momentum(0.1), fused=fused)
-    by_mean, by_hand = Run(update, size), Run(update, size)
-    pushed = [by_mean.gradient(number) for number in range(gradients)]
-    total = pushed[0].copy()
-    for gradient in pushed[1:]:
-        total += gradient
-    by_hand.step(7, total * np.float32(1 / count))
-    update.bind(by_mean.parameters, by_mean.slots).apply(Mean(pushed, count), 7)
-    assert by_mean.memory == by_hand.memory
-    assert all((pushed[number] == by_mean.gradient(number)).all() for number in range(gradients))
+    for size in (0, 5, BLOCK_SIZE + 5):
+        by_mean, by_hand = Run(update, size), Run(update, size)
+        pushed = [by_mean.gradient(number) for number in range(gradients)]
+        total = pushed[0].copy()
+        for gradient in pushed[1:]:
+            total += gradient
+        by_hand.step(7, total * np.float32(1 / count))
+        update.bind(by_mean.parameters, by_mean.slots).apply(Mean(pushed, count), 7)
+        assert by_mean.memory == by_hand.memory, size
+        assert all((each == by_mean.gradient(n)).all() for n, each in enumerate(pushed))
 
 
 @pytest.fixture

@@ -48,20 +48,13 @@ RISING: list[tuple[Schedule, dict[int, float]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "step", "expected"),
-    [
-        (schedule, step, rate)
-        for schedule, row in HAND_VALUES + RISING
-        for step, rate in row.items()
-    ],
-)
+@pytest.mark.parametrize(("schedule", "row"), HAND_VALUES + RISING)
 def test_schedule_at_a_step_has_the_hand_computed_rate(
-    schedule: Schedule, step: int, expected: float
+    schedule: Schedule, row: dict[int, float]
 ) -> None:
-    rate = schedule(step)
-    assert type(rate) is float
-    assert rate == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    rates = {step: schedule(step) for step in row}
+    assert {type(rate) for rate in rates.values()} == {float}
+    assert rates == pytest.approx(row, rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.parametrize("schedule", [schedule for schedule, _ in HAND_VALUES + RISING], ids=repr)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from zmqtrain.compute.blocks import BLOCK_SIZE
+from zmqtrain.compute.arrays import BLOCK_SIZE
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import SGD, Adam, Flat, Slot, Update, new_slots
 

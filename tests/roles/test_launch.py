@@ -20,7 +20,7 @@ import zmqtrain
 from tests.harness import Stage
 from zmqtrain.compute.threads import limit_threads, thread_limit
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.config.invoke import invoke
+from zmqtrain.config.commands import invoke
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode, RunFailedError
 from zmqtrain.observe.outcome import FILE, outcome_in

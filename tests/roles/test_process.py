@@ -17,7 +17,7 @@ from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
-from zmqtrain.roles import process, script
+from zmqtrain.roles import script
 
 JOB = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(0.01), steps=3)
 TWO = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
@@ -129,7 +129,7 @@ def test_process_of_a_pool_raises_what_ends_a_script(
     set_variables: Callable[[dict[str, str]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pool waits forever for the answer of a process that ends."""
-    monkeypatch.setattr(process, "parent_process", object)
+    monkeypatch.setattr(script, "parent_process", object)
     with pytest.raises(RunFailedError, match="the debugger was left") as left:
         zmqtrain.run(DEBUGGED)
     assert left.value.exit_code == ExitCode.INTERRUPTED

@@ -11,7 +11,6 @@ from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.optim import SGD, Rule, Update
 from zmqtrain.server.state import Pending, ShardState, WorkerRecord
 from zmqtrain.store.layout import Variable
-from zmqtrain.store.marks import Marks
 from zmqtrain.store.placement import place, with_copies
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.shard import Shard, segment_layout
@@ -34,7 +33,7 @@ def make_state(
     update = Update(rule or SGD(1.0), fused=False, moving_average=moving_average)
     segment = Segment.private(segment_layout(layout, update))
     shard = Shard(layout, update, segment, safe=safe)
-    state = ShardState(Task(Role.PS, index), shard, Marks(segment))
+    state = ShardState(Task(Role.PS, index), shard)
     state.shard.initialize(np.zeros(layout.size, np.float32))
     state.generation = 1
     return state

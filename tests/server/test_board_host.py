@@ -28,7 +28,6 @@ from zmqtrain.store import checkpoint
 from zmqtrain.store.board import Board, Seat
 from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.holdings.tables import Tables
-from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment import Reached, reach
 from zmqtrain.store.shard import Shard
 from zmqtrain.store.table_memory import reach as reach_tables
@@ -181,7 +180,7 @@ async def test_checkpoint_that_is_being_written_lacks_the_steps_of_the_next_rost
     shard.carry_out(Apply(0))
     expected = with_tables.tensors_of(shard)
     copied = shard.write(checkpoint.begin(directory, 1))
-    state = ShardState(Task(Role.PS, 0), shard, Marks(shard.segment))
+    state = ShardState(Task(Role.PS, 0), shard)
     add_worker(state, 0, buffer=0, lane="memory")
     host, begun = BoardHost(state, Waits("ps 0"), 60.0), asyncio.Event()
 

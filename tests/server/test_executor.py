@@ -23,11 +23,9 @@ from zmqtrain.errors import CheckpointError, SegmentError
 from zmqtrain.optim import AVERAGE, SGD, Slot, Update
 from zmqtrain.protocol.orders import Answer, Apply, Order, Rate, Reduce, Snapshot, Switch
 from zmqtrain.server.executor import Applied, Early, Executor, OrderOutcome, Refused
-from zmqtrain.server.recovery import recover
-from zmqtrain.server.state import Pending, ShardState
+from zmqtrain.server.state import Pending, ShardState, recover
 from zmqtrain.store import checkpoint
 from zmqtrain.store.layout import Variable
-from zmqtrain.store.marks import Marks
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import ORDERS, REDO_SIZE
@@ -131,7 +129,7 @@ async def test_update_that_fails_half_way_is_finished_by_the_next_life_and_no_or
     tmp_path: Path, ears: Ears, long_work: bool
 ) -> None:
     shard = make_halting_shard(tmp_path / "segment", blocks=2)
-    state = ShardState(Task(Role.PS, 0), shard, Marks(shard.segment))
+    state = ShardState(Task(Role.PS, 0), shard)
     executor = make_executor(state, ears)
     executor.work.last_s = float("inf") if long_work else 0.0
     orders = [*enumerate([Reduce((0,)), Answer(0, 1, 1), Reduce((1,)), Rate(0.5)], start=1)]
@@ -193,7 +191,7 @@ async def test_answer_is_kept_before_it_is_sent(state: ShardState, executor: Exe
 
     class Asking(Asked):
         def reply(self, message: Any, tensors: Any = ()) -> None:
-            again = ShardState(state.task, state.shard, state.marks)
+            again = ShardState(state.task, state.shard)
             recover(again, PeerTable(5.0, 2, lambda peer: False))
             answered.append(again.workers[0].answered)
 
@@ -311,7 +309,7 @@ async def test_snapshot_is_written_into_no_other_directory_than_that_of_an_attem
     (report,) = ears.reports
     assert isinstance(report, ShardWritten)
     assert (report.directory, report.file) == (str(tmp_path), None)
-    assert "is no directory of a checkpoint" in report.reason
+    assert "is not a directory of a checkpoint" in report.reason
 
 
 async def test_orders_that_came_while_a_new_generation_waited_are_not_carried_out(
@@ -419,7 +417,7 @@ async def test_update_that_lacks_memory_half_way_ends_the_ps_and_is_not_saved(
     tmp_path: Path, ears: Ears, long_work: bool
 ) -> None:
     shard = make_halting_shard(tmp_path / "segment", blocks=2, error=SegmentError("no room"))
-    executor = make_executor(ShardState(Task(Role.PS, 0), shard, Marks(shard.segment)), ears)
+    executor = make_executor(ShardState(Task(Role.PS, 0), shard), ears)
     executor.work.last_s = float("inf") if long_work else 0.0
     executor.carry_out([*enumerate([Reduce((0,)), Answer(0, 1, 1)], start=1)])
     await within(ears.failed.wait())

@@ -9,9 +9,8 @@ from tests.coordination.parts import add_peer
 from tests.server.conftest import SIZE, make_state
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.protocol.orders import Accumulate, Answer, Apply, Order, Reduce
-from zmqtrain.server.recovery import recover
-from zmqtrain.server.state import Pending, ShardState, WorkerRecord
-from zmqtrain.store.marks import MAX_MARK_NBYTES, Marks
+from zmqtrain.server.state import Pending, ShardState, WorkerRecord, recover
+from zmqtrain.store.journal import MAX_MARK_NBYTES
 from zmqtrain.store.shard import Shard
 from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
 
@@ -29,7 +28,7 @@ def state(peers: PeerTable) -> ShardState:
 def next_life(state: ShardState) -> tuple[ShardState, PeerTable]:
     shard, peers = state.shard, PeerTable(5.0, 2, lambda peer: False)
     again = Shard(shard.layout, shard.update, shard.segment, safe=True)
-    after = ShardState(state.task, again, Marks(shard.segment))
+    after = ShardState(state.task, again)
     recover(after, peers)
     return after, peers
 

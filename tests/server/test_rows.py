@@ -23,7 +23,6 @@ from zmqtrain.protocol.orders import Apply
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.rows import RowAccess
 from zmqtrain.server.state import ShardState
-from zmqtrain.store.marks import Marks
 from zmqtrain.wire.control import Keep
 from zmqtrain.wire.messages import Join, Lookup
 from zmqtrain.wire.rows import encoded
@@ -37,7 +36,7 @@ class Shard:
 
     def __init__(self) -> None:
         self.shard = Job([VARIABLE], [Update(SGD(0.1))]).begin()
-        state = ShardState(Task(Role.PS, 0), self.shard, Marks(self.shard.segment))
+        state = ShardState(Task(Role.PS, 0), self.shard)
         self.executor = Executor(make_host(), state, lambda outcome: None)
         self.executor.work.last_s = 0.0  # updates are known to be short
         self.peers = PeerTable(5.0, 2, lambda peer: False)

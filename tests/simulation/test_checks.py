@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from simulation import run as running
 from simulation.faults import Fault, Weather
 from simulation.run import simulate
+from tests.constants import Constants
 from tests.traces import calm
 from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.coordinator import Coordinator
@@ -118,7 +120,8 @@ def test_worker_that_is_too_far_ahead_is_found(spoil: Spoil) -> None:
     assert "compute with clocks" in broken
 
 
-def test_hang_is_found_with_the_waiting_tasks(spoil: Spoil) -> None:
+def test_hang_is_found_with_the_waiting_tasks(spoil: Spoil, constants: Constants) -> None:
+    constants(running, PATIENCE_S=40.0)
     spoil(Coordinator, "_left", lambda *_: [])
     spoil(WorkerWatch, "check", lambda *_: None)
     kill = Fault(0.5, "kill", ("worker 1",), 10.0)

@@ -18,14 +18,14 @@ from zmqtrain.store import checkpoint
 def test_ps_with_a_full_disk_fails_every_save_and_the_job_learns_on_to_its_end(
     shard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = checkpoint.copy_shard
+    write = checkpoint.copy_tensors
 
-    def fail(directory: Path, number: int, *content: Any) -> checkpoint.ShardCopy:
-        if number == shard:
+    def fail(file: Path, *content: Any) -> checkpoint.ShardCopy:
+        if file == checkpoint.shard_file(file.parent, shard):
             raise CheckpointError("no space left")
-        return write(directory, number, *content)
+        return write(file, *content)
 
-    monkeypatch.setattr(checkpoint, "copy_shard", fail)
+    monkeypatch.setattr(checkpoint, "copy_tensors", fail)
     trace: list[str] = []
     report = simulate(calm(ps=2, keeps=True, save_secs=0.2), trace.append)
     failed = [line for line in trace if "no checkpoint at step" in line and "no space" in line]

@@ -46,6 +46,11 @@ def test_group_without_one_host_goes_on_where_it_was(policy: str, worker: int) -
     assert goes_on_at(trace_of(lost(worker, policy=policy))) > 2
 
 
+@pytest.mark.parametrize("worker", [0, 2])
+def test_copies_that_muon_trains_are_equal_and_go_on_where_they_were(worker: int) -> None:
+    assert goes_on_at(trace_of(lost(worker, policy="sync-replicas", matrices=True))) > 2
+
+
 def test_long_silent_worker_is_not_waited_for() -> None:
     trace = trace_of(lost(2, policy="sync-replicas"))
     assert seconds(trace, "goes on at") - seconds(trace, "looking for") < LEASE_S

@@ -15,7 +15,14 @@ from tests.constants import Constants
 from zmqtrain.optim.pipeline import InitialSlots
 from zmqtrain.protocol.checkpoint import LedgerState, ShardFile, WorkerMark
 from zmqtrain.store import segment_layout, table_layout
-from zmqtrain.store.checkpoint import begin, commit, copy_shard, seal_shard, tensors_of
+from zmqtrain.store.checkpoint import (
+    begin,
+    commit,
+    copy_tensors,
+    seal_shard,
+    shard_file,
+    tensors_of,
+)
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.manifest import Manifest, tensor_records
 from zmqtrain.store.placement import place
@@ -95,7 +102,7 @@ class SmallJob:
         slots = self.flats(layout)
         tensors = tensors_of(layout, slots.pop("parameters"), slots, self.initial)
         missed = {n: count for n, count in self.missed.items() if n in layout.numbers}
-        file = copy_shard(temporary, layout.shard, tensors, missed)
+        file = copy_tensors(shard_file(temporary, layout.shard), tensors, missed)
         return seal_shard(file, layout.shard, version)
 
     def write(

@@ -10,9 +10,7 @@ import pytest
 
 from tests.kills import dying_at
 from zmqtrain.store import journal as journals
-from zmqtrain.store import marks as marks_of
-from zmqtrain.store.journal import Journal
-from zmqtrain.store.marks import MAX_MARK_NBYTES, Marks
+from zmqtrain.store.journal import MAX_MARK_NBYTES, Journal, Marks
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import (
     JOURNAL_NBYTES,
@@ -100,7 +98,7 @@ def test_record_of_a_process_killed_at_any_line_is_the_old_or_the_new_one(
     found = []
     for line in count():
         memory = segment()
-        died = dying_at(line, write(memory), [journals.__file__, marks_of.__file__])
+        died = dying_at(line, write(memory), [journals.__file__])
         found.append([*Journal(memory).read(), *Marks(memory).read()])
         if not died:
             break

@@ -279,7 +279,7 @@ def test_job_that_is_stopped_does_not_wait_for_an_upload_without_end(
         train(tmp_path / "own", 30, upload=upload, callbacks=callbacks)
     never.set()
     for thread in threading.enumerate():
-        if thread.name == "upload":
+        if thread.name == "daemon":
             thread.join()
     assert "was not uploaded" in caplog.text
 

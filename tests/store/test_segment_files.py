@@ -138,7 +138,7 @@ def open_to_others(place: Path) -> None:
     ("make", "complaint"),
     [
         (file_in_its_place, f"cannot be made: File exists; {WRITABLE}"),
-        (link_in_its_place, f"is no directory, a link, or another user's; {WRITABLE}"),
+        (link_in_its_place, f"is not a directory, or is a link or another user's; {WRITABLE}"),
         (open_to_others, "is open to other users (mode 0755); expected mode 0700; chmod 700 it"),
     ],
 )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import frexp
 from typing import Any
 
 import numpy as np
 import pytest
 
-from zmqtrain.optim import LAMB, Adafactor, Adam, Flat, LayerRule, Update, new_slots
+from tests.store.conftest import CutParts
+from zmqtrain.optim import LAMB, Adafactor, Adam, Flat, LayerRule, Muon, Update, new_slots
 from zmqtrain.protocol.orders import Accumulate, Apply, Reduce
 from zmqtrain.store.layout import Variable
-from zmqtrain.store.placement import place
+from zmqtrain.store.placement import place, with_copies
 from zmqtrain.store.shard import Shard
 
 ROWS = 1001
@@ -158,6 +161,38 @@ def test_rule_with_norms_takes_what_a_ps_holds_of_a_variable_for_a_whole_one(
             w, found = cut.run(flat).copy(), cut.run(shard.parameters)
             rule.update(w, cut.of(mean[cut.variable.name]), new_slots(rule, w), 0)
             assert found.tobytes() == w.tobytes()
+
+
+@dataclass(frozen=True)
+class Sensitive(LAMB):
+    """Its steps show the last bits of the sums of squares."""
+
+    def factor(self, squares: tuple[float, float], size: int, step: int) -> np.float32:
+        return np.float32(sum(frexp(square)[0] * 2**53 % 256 for square in squares))
+
+
+@pytest.mark.parametrize("rule", [Sensitive(), Muon(0.1)], ids=["Sensitive", "Muon"])
+def test_copies_have_the_same_bits_where_rules_look_at_whole_variables(
+    rule: LayerRule, cut_parts: CutParts
+) -> None:
+    cut_parts(part_size=2048)  # which begin elsewhere in the variables of each shard
+    variables = [Variable(f"w{n}", (57 + n, 39)) for n in range(9)]
+    names = [variable.name for variable in variables]
+    update, held = Update(rule, exact=True), dict[str, set[bytes]]()
+
+    def drawn(seed: int) -> dict[str, Any]:
+        return {v.name: normal(v.size, seed).reshape(v.shape) for v in variables}
+
+    for layout in with_copies(place(variables, 3, whole=names), 2):
+        shard = Shard(layout, update, threads=1 + layout.shard)
+        shard.initialize(layout.flat_of(drawn(7)))
+        for worker in range(2):
+            layout.gather(drawn(worker), shard.segment.gradient(worker))
+            shard.stage(worker, worker)
+        shard.carry_out(Reduce((0, 1)))
+        for cut in layout.slices:
+            held.setdefault(cut.variable.name, set()).add(cut.run(shard.parameters).tobytes())
+    assert {name: len(values) for name, values in held.items()} == dict.fromkeys(names, 1)
 
 
 def sizes(variables: list[Variable]) -> list[tuple[str, int]]:

@@ -39,7 +39,7 @@ from zmqtrain.optim import (
     redo,
 )
 from zmqtrain.protocol.orders import Accumulate, Apply, Order, Reduce
-from zmqtrain.store import changes, held_table, row_snapshot, row_store, row_sum
+from zmqtrain.store import changes, held_table, row_buffer, row_snapshot, row_store
 from zmqtrain.store import shard as shards
 from zmqtrain.store.holdings import tables
 from zmqtrain.store.layout import Variable
@@ -224,7 +224,7 @@ def test_rule_for_rows_is_refused_for_dense_variables() -> None:
 
 
 STRIDE = int(os.environ.get("STRIDE", "29"))
-OF_CHANGES = shards, changes, tables, held_table, row_sum, row_store, row_snapshot
+OF_CHANGES = shards, changes, tables, held_table, row_buffer, row_store, row_snapshot
 INTERRUPTED = [module.__file__ for module in OF_CHANGES]
 
 LIVES = Job(

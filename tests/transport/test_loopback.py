@@ -19,7 +19,7 @@ from zmqtrain.transport.by_address import TransportByAddress
 from zmqtrain.transport.framing import heading
 from zmqtrain.transport.greeting import CURVE, NULL, UNIX, greeting
 from zmqtrain.transport.keys import Owner
-from zmqtrain.transport.loopback import LoopbackTransport, place_of
+from zmqtrain.transport.loopback import place_of
 from zmqtrain.transport.security import Security
 
 LIMIT_S = 10.0
@@ -234,7 +234,7 @@ async def test_port_of_another_program_is_reported_and_gets_no_message(
 async def test_peer_with_keys_or_insecure_is_refused_with_the_remedy(
     keyed: Keyed, keyed_peer: bool, text: str
 ) -> None:
-    transport, inbox = LoopbackTransport(), Inbox()
+    transport, inbox = TransportByAddress(), Inbox()
     listener = transport.bind("tcp://127.0.0.1:0")
     listener.start(inbox)
     keyed.servers[listener.address] = Owner("ps")

@@ -17,8 +17,8 @@ import uvloop
 
 from tests.transport.conftest import Lane, Troubles
 from zmqtrain.errors import ConfigError
+from zmqtrain.transport.by_address import TransportByAddress
 from zmqtrain.transport.framing import MAX_FRAME_NBYTES, MAX_FRAMES, MessageSplitter, heading
-from zmqtrain.transport.unix import UnixTransport
 from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
 
 GARBAGE = {
@@ -103,9 +103,9 @@ def test_messages_before_a_reset_are_read_before_the_end(
     calls its reader once more, and never again."""
 
     async def main() -> None:
-        transport = UnixTransport()
+        transport = TransportByAddress()
         address = f"unix://{unix_directory}/s"
-        listener = transport.bind(address)
+        listener: Any = transport.bind(address)
         came: asyncio.Queue[bytes] = asyncio.Queue()
         listener.start(lambda peer, frames: came.put_nowait(bytes(frames[0])))
         end = plain(address)
@@ -133,7 +133,7 @@ def test_peer_whose_listener_was_killed_reads_on_and_keeps_what_it_sends(
     address, path = f"unix://{unix_directory}/s", f"{unix_directory}/s"
 
     async def main() -> None:
-        transport = UnixTransport()
+        transport = TransportByAddress()
         came: asyncio.Queue[bytes] = asyncio.Queue()
         with socket.socket(socket.AF_UNIX) as killed:
             killed.bind(path)
@@ -169,7 +169,7 @@ async def test_closing_the_transport_sends_waiting_messages(unix: Lane) -> None:
     with socket.socket(socket.AF_UNIX) as slow:
         slow.bind(address.removeprefix("unix://"))
         slow.listen()
-        transport = UnixTransport()
+        transport = TransportByAddress()
         peer = transport.connect(address)
         peer.start(lambda *_: None)
         end, _ = slow.accept()
@@ -193,7 +193,7 @@ async def test_peer_that_never_reads_does_not_keep_the_process(unix: Lane) -> No
     with socket.socket(socket.AF_UNIX) as idle:
         idle.bind(address.removeprefix("unix://"))
         idle.listen()
-        transport = UnixTransport(linger_s=0.01)
+        transport = TransportByAddress(linger_s=0.01)
         peer = transport.connect(address)
         peer.start(lambda *_: None)
         peer.send([b"header", bytes(4 * FRAME_NBYTES)])
@@ -250,7 +250,7 @@ async def test_address_that_cannot_be_bound_is_refused_with_the_reason(
     path: str, reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
-        UnixTransport().bind(f"unix://{path}")
+        TransportByAddress().bind(f"unix://{path}")
 
 
 async def test_failure_to_connect_is_reported_with_the_reason(unix: Lane) -> None:

@@ -18,7 +18,6 @@ from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import MAX_PARTS
 from zmqtrain.wire.rows import (
-    WithRows,
     check_size,
     chunks_of,
     cut,
@@ -171,8 +170,8 @@ def test_rows_of_another_size_are_refused(tensors: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("size", [0, 1 << 19])
 def test_rows_follow_the_chunks_of_the_other_gradient(size: int) -> None:
-    chunks = Chunks(np.zeros(size, np.float32), 1, as_it_is) if size else None
-    parts = WithRows(chunks, chunks_of([rows_of(0, range(3), 2)], 1))
+    parts = Chunks(np.zeros(size, np.float32) if size else None, 1, as_it_is)
+    parts.end_with(chunks_of([rows_of(0, range(3), 2)], 1))
     expected = ["Chunk"] * (2 if size else 0) + ["RowChunk"]
     assert parts.ready == len(parts) == len(expected)
     assert [type(parts[place][0]).__name__ for place in range(len(parts))] == expected

@@ -12,8 +12,9 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVarTuple
 
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.permissions import check_identity, check_permission, may_ask_for_a_client
@@ -32,19 +33,13 @@ from zmqtrain.transport.base import (
 )
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.registry import KnownPeer
+from zmqtrain.wire import messages
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.chunks import Encode, as_it_is, split
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
-from zmqtrain.wire.messages import (
-    Heartbeat,
-    Join,
-    Message,
-    Parameters,
-    PullReply,
-    PushReply,
-    Refusal,
-)
 from zmqtrain.wire.refusals import refusal_of
+
+Arguments = TypeVarTuple("Arguments")
 
 REFUSALS = 256  # remembered reasons; each is logged once
 
@@ -55,18 +50,14 @@ ResendId: TypeAlias = tuple[RoutingId, str, int]
 """A connection, its sender and the number of a request: the same when that is sent again."""
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """A received envelope, and the way back to its sender."""
 
-    __slots__ = ("_actor", "endpoint", "envelope", "peer")
-
-    def __init__(
-        self, actor: Actor, endpoint: Endpoint, peer: RoutingId, envelope: Envelope
-    ) -> None:
-        self._actor = actor
-        self.endpoint = endpoint
-        self.peer = peer
-        self.envelope = envelope
+    _actor: Actor
+    endpoint: Endpoint
+    peer: RoutingId
+    envelope: Envelope
 
     @property
     def sender(self) -> Sender:
@@ -85,18 +76,21 @@ class Request:
     def is_revoked(self) -> bool:
         return isinstance(self.peer, KnownPeer) and not self.peer.key.allowed
 
-    def reply(self, message: Message, tensors: tuple[Tensor, ...] = ()) -> None:
+    def reply(self, message: messages.Message, tensors: tuple[Tensor, ...] = ()) -> None:
         """Send a reply; if the sender cannot be reached now, it sends the request again."""
         self._actor.send(self.endpoint, message, self.envelope.request_id, tensors, self.peer)
 
     def reply_with(
-        self, message: PullReply | PushReply | Parameters, flat: Flat, encode: Encode = as_it_is
+        self,
+        message: messages.PullReply | messages.PushReply | messages.Parameters,
+        flat: Flat,
+        encode: Encode = as_it_is,
     ) -> None:
         """Reply with the parameters ``flat``, float32 of shape (n,), as ``encode`` has them.
 
         ``flat`` must not change until it is sent: large parts are not copied.
         """
-        is_difference = isinstance(message, PushReply) and message.is_difference
+        is_difference = isinstance(message, messages.PushReply) and message.is_difference
         chunks, inline = split(flat, message.version, encode, is_difference=is_difference)
         for chunk, part in chunks or ():
             self.reply(chunk, part)
@@ -107,7 +101,7 @@ class Request:
         if self.envelope.request_id:
             self.reply(refusal_of(error))
 
-    def send(self, message: Message, tensors: tuple[Tensor, ...] = ()) -> None:
+    def send(self, message: messages.Message, tensors: tuple[Tensor, ...] = ()) -> None:
         """Send the sender a message that is not a reply to this request."""
         self._actor.send(self.endpoint, message, 0, tensors, self.peer)
 
@@ -256,14 +250,14 @@ class Actor(ABC):
     def owner_of(self, sender: Sender) -> Owner:
         return Owner(sender.role, sender.index)
 
-    def heartbeat(self) -> Heartbeat:
+    def heartbeat(self) -> messages.Heartbeat:
         self.metrics.connected_peers["ps"].set(sum(link.is_alive for link in self.links))
-        return Heartbeat(waits=self.waits.snapshot())
+        return messages.Heartbeat(waits=self.waits.snapshot())
 
     def send(
         self,
         endpoint: Endpoint,
-        message: Message,
+        message: messages.Message,
         request_id: int,
         tensors: tuple[Tensor, ...],
         peer: RoutingId,
@@ -271,14 +265,14 @@ class Actor(ABC):
         """Send one envelope. A lost one raises nothing: leases and resends handle it."""
         self._transmit(endpoint, self._encoded(message, request_id, tensors), peer)
 
-    def send_to_all(self, contacts: Iterable[Request], message: Message) -> None:
+    def send_to_all(self, contacts: Iterable[Request], message: messages.Message) -> None:
         """Send a message, encoded once, to the senders of these requests; it is not a reply."""
         frames = self._encoded(message, 0, ())
         for contact in contacts:
             self._transmit(contact.endpoint, frames, contact.peer)
 
     def _encoded(
-        self, message: Message, request_id: int, tensors: tuple[Tensor, ...]
+        self, message: messages.Message, request_id: int, tensors: tuple[Tensor, ...]
     ) -> Sequence[Buffer]:
         sender, generation = self.identify()
         envelope = Envelope(message, sender, request_id, generation, tensors)
@@ -329,7 +323,7 @@ class Actor(ABC):
         """Call the handler. A bad request affects only its sender; a bug ends this actor."""
         log.debug("<- %s", request.envelope)
         kind = type(request.envelope.message)
-        if kind is Refusal or self._crash is not None:
+        if kind is messages.Refusal or self._crash is not None:
             return  # refusing a refusal would never end; a crash may have left a change half done
         handler = self.handlers.get(kind)
         try:
@@ -338,12 +332,26 @@ class Actor(ABC):
             handler(request, request.envelope.message)
         except ZmqTrainError as error:
             # Heartbeats repeat every second. The job waits for a task that cannot join.
-            levels = {Heartbeat: logging.DEBUG, Join: logging.WARNING}
+            levels = {messages.Heartbeat: logging.DEBUG, messages.Join: logging.WARNING}
             level = levels.get(kind, logging.INFO)
             log.log(level, "refused %s of %s: %s", kind.__name__, request.sender, error)
             request.refuse(error)
         except Exception as error:
             self.crash(error)
+
+
+def guarded(
+    call: Callable[[*Arguments], object], on_error: Callable[[Exception], None]
+) -> Callable[[*Arguments], None]:
+    """Wrap a callback of an event loop, which only logs errors: they go to ``on_error``."""
+
+    def guard(*arguments: *Arguments) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            on_error(error)
+
+    return guard
 
 
 async def _raise(error: Exception) -> None:

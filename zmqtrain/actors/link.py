@@ -11,11 +11,11 @@ import asyncio
 import logging
 import math
 import time
+from collections import deque
 from functools import partial
 from typing import Protocol
 
 from zmqtrain.actors.halts import halt_at
-from zmqtrain.actors.liveness import Liveness
 from zmqtrain.actors.outstanding import Attempt, Outstanding
 from zmqtrain.actors.waits import Waits
 from zmqtrain.compute.arrays import Flat
@@ -30,7 +30,7 @@ from zmqtrain.errors import (
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Endpoint, RoutingId, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
-from zmqtrain.wire.chunks import Add, ChunkAssembler, Parts
+from zmqtrain.wire.chunks import Add, ChunkAssembler, Chunks
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import (
     Chunk,
@@ -43,13 +43,14 @@ from zmqtrain.wire.messages import (
 from zmqtrain.wire.refusals import error_of
 
 RESEND_S = 5.0
+BEATS = 64  # last heartbeats whose ids are kept, to recognise their refusals
 RESENDS = 4  # before the deadline or the peer timeout, if heartbeats are that frequent
 
 log = logging.getLogger(__name__)
 
 
 class LinkOwner(Protocol):
-    """The sender over a link, which also takes messages that are no replies."""
+    """The sender over a link, which also takes messages that are not replies."""
 
     waits: Waits
     metrics: Metrics
@@ -62,7 +63,7 @@ class LinkOwner(Protocol):
         """Return the next heartbeat."""
 
     def on_message(self, endpoint: Endpoint, envelope: Envelope) -> None:
-        """Handle a message that is no reply."""
+        """Handle a message that is not a reply."""
 
     def abandon_life(self, error: ZmqTrainError) -> None:
         """Give up this incarnation, which the peer does not know."""
@@ -84,7 +85,9 @@ class Link:
         self._waits = owner.waits
         self._waits.halts[peer] = partial(halt_at, endpoint.address)
         self._metrics = owner.metrics
-        self._liveness = Liveness(owner.timing)
+        self._waits.limits[peer] = self._given_up_at
+        self._beats: deque[int] = deque(maxlen=BEATS)  # those of the current life
+        self._received_at: float | None = None  # the last message of the peer
         self._outstanding: dict[int, Outstanding] = {}
         self._last_id = 0
         endpoint.start(self._receive)
@@ -131,7 +134,7 @@ class Link:
         *,
         reason: str,
         tensors: tuple[Tensor, ...] = (),
-        chunks: Parts | None = None,
+        chunks: Chunks | None = None,
         out: Flat | None = None,
         add: Add | None = None,
         timeout_s: float | None = None,
@@ -231,14 +234,17 @@ class Link:
             before = time.monotonic()
             await asyncio.sleep(self._owner.timing.heartbeat_s)
             now = time.monotonic()
-            self._liveness.forgive(before, now)
             self._waits.log_long()
             for outstanding in self._outstanding.values():
                 if outstanding.is_overdue(now):
                     self._resend(outstanding)
-            # A peer that never sent anything is given up at the deadline of the join.
-            silent_s = self._liveness.silent_s(now)
-            if silent_s > self._owner.timing.peer_timeout_s:
+            if self._received_at is None:  # it is given up at the deadline of the join
+                continue
+            limit_s = self._owner.timing.peer_timeout_s
+            if now - before > self._owner.timing.heartbeat_s + limit_s / 2:
+                self._received_at = now  # it was this process that was suspended
+            silent_s = now - self._received_at
+            if silent_s > limit_s:
                 where = f"{self.peer} at {self.endpoint.address}"
                 text = f"{where} has been silent for {silent_s:.1f} s"
                 why = halt_at(self.endpoint.address) or "it has ended, or this host cannot reach it"
@@ -259,12 +265,20 @@ class Link:
     @property
     def is_alive(self) -> bool:
         """Whether the peer has welcomed us and has sent something within three heartbeats."""
-        return self.joined and self.lost is None and self._liveness.is_alive(time.monotonic())
+        if not self.joined or self.lost is not None or self._received_at is None:
+            return False
+        return time.monotonic() - self._received_at < 3 * self._owner.timing.heartbeat_s
+
+    def _given_up_at(self) -> float | None:
+        """Return when a silent peer is given up; None: it is alive, or has never answered."""
+        if self._received_at is None or self.is_alive:
+            return None
+        return self._received_at + self._owner.timing.peer_timeout_s
 
     def begin_life(self) -> None:
         """Send no heartbeat before the next welcome; ignore refusals of earlier ones."""
         self.joined = False
-        self._liveness.begin_life()
+        self._beats.clear()
 
     def abandon(self, error: ZmqTrainError) -> None:
         """Fail every outstanding request: the life that sent them is over."""
@@ -280,11 +294,11 @@ class Link:
     def close(self, *, discard: bool = False) -> None:
         self._lose(PeerLostError(f"the link to {self.peer} was closed"))
         # Nothing can be delivered to a peer that never answered.
-        self.endpoint.close(discard=discard or self._liveness.received_at is None)
+        self.endpoint.close(discard=discard or self._received_at is None)
 
     def _send_heartbeat(self) -> None:
         self._last_id += 1
-        self._liveness.begin_beat(self._last_id)
+        self._beats.append(self._last_id)
         sender, generation = self._owner.identify()
         self._transmit(Envelope(self._owner.heartbeat(), sender, self._last_id, generation))
 
@@ -309,13 +323,13 @@ class Link:
         except ProtocolError as error:
             self._on_garbage(error)
             return
-        self._liveness.received_at = time.monotonic()
+        self._received_at = time.monotonic()
         request_id, message = envelope.request_id, envelope.message
         if type(message) is HeartbeatReply:
             self._on_heartbeat_reply(request_id, message)
         elif request_id == 0:
             self._owner.on_message(self.endpoint, envelope)
-        elif type(message) is Refusal and self._liveness.is_beat(request_id):
+        elif type(message) is Refusal and request_id in self._beats:
             self._on_fenced(message)
         else:
             outstanding = self._outstanding.get(request_id)
@@ -329,7 +343,10 @@ class Link:
     def _on_reply(self, outstanding: Outstanding, envelope: Envelope) -> None:
         message = envelope.message
         if type(message) is Chunk:
-            self._on_chunk(outstanding, message, envelope.tensors)
+            if outstanding.incoming is None:
+                raise ProtocolError(f"{self.peer} sent a chunk that was not asked for")
+            outstanding.incoming.take(message, envelope.tensors)
+            outstanding.attempt.at = time.monotonic()
         elif type(message) is ChunksReceived:
             outstanding.attempt.acknowledge(message.nbytes)
             self.go_on(outstanding)
@@ -344,14 +361,6 @@ class Link:
                 log.info("%s: sending push %d again", self.peer, outstanding.sequence)
                 self._resend(outstanding)
 
-    def _on_chunk(
-        self, outstanding: Outstanding, chunk: Chunk, tensors: tuple[Tensor, ...]
-    ) -> None:
-        if outstanding.incoming is None:
-            raise ProtocolError(f"{self.peer} sent a chunk that was not asked for")
-        outstanding.incoming.take(chunk, tensors)
-        outstanding.attempt.at = time.monotonic()
-
     def _on_answer(self, outstanding: Outstanding, envelope: Envelope) -> None:
         """Take an answer, unless chunks of its parameters were lost.
 
@@ -365,7 +374,7 @@ class Link:
 
     def _on_garbage(self, error: ProtocolError) -> None:
         self._metrics.decode_errors.inc()
-        log.error("%s sent bytes that are no message: %s", self.peer, error)
+        log.error("%s sent bytes that are not a message: %s", self.peer, error)
         if not self.joined:  # the peer has sent no valid message, and never will
             self.abandon(ProtocolError(f"{self.peer} at {self.endpoint.address}: {error}"))
 

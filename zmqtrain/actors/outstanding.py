@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.chunks import ChunkAssembler, Part, Parts
+from zmqtrain.wire.chunks import ChunkAssembler, Chunks, Part
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import HeartbeatReply, Message, Parameters, PullReply, PushReply
 
@@ -23,7 +23,7 @@ class Attempt:
     unacknowledged_nbytes: int = 0
     is_complete: bool = False  # the message has been sent
 
-    def next_chunk(self, chunks: Parts, window_nbytes: int) -> Part | None:
+    def next_chunk(self, chunks: Chunks, window_nbytes: int) -> Part | None:
         """Return the chunk to send now; None if all are sent or the window is full."""
         if self.chunks_sent >= chunks.ready:
             return None
@@ -48,7 +48,7 @@ class Outstanding:
     generation: int
     message: Message | None  # None: chunks are sent before it is known
     tensors: tuple[Tensor, ...]
-    chunks: Parts | None
+    chunks: Chunks | None
     incoming: ChunkAssembler | None  # None: the reply has no parameters
     sequence: int | None  # of a push, which is resent on evidence, not periodically
     resend_s: float

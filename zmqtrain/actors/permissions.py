@@ -38,7 +38,7 @@ def may_ask_for_a_client(envelope: Envelope) -> bool:
 
 
 def check_identity(owner: Owner, sender: Sender, expected: Owner) -> None:
-    """Check that the holder of a key is this sender, whose key is ``expected``; any client may be.
+    """Check that a key belongs to this sender, whose key is ``expected``, or is any client's.
 
     Raises:
         RefusedError: it is another task's key.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zmqtrain.actors.actor import Actor, Request
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.process_identity import process_name
+from zmqtrain.compute.offload import in_daemon
 from zmqtrain.config.cluster import Role, Task, connect_endpoint
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data.description import describe
@@ -58,21 +59,28 @@ class JobActor(Actor):
 
     async def load_data(
         self, given: tuple[Dataset, Dataset | None] | None = None
-    ) -> tuple[Dataset, Dataset | None]:
+    ) -> tuple[Dataset, Dataset | None] | None:
         """Return the job's (training set, evaluation set); add the data to the fingerprint.
 
-        ``given``: these sets, if they are loaded already.
+        ``given``: these sets, if they are loaded already. None: the task is stopped meanwhile.
 
         Raises:
             DataError, ConfigError: the data is not there, or does not fit the job.
         """
 
-        def load() -> tuple[Dataset, Dataset | None, str]:
-            training, evaluation = given or self.job.load_data()
-            return training, evaluation, describe(training)
+        def load() -> tuple[Dataset, Dataset | None]:
+            data = given or self.job.load_data()
+            self.fingerprint[DATA] = describe(data[0])
+            return data
 
-        training, evaluation, self.fingerprint[DATA] = await asyncio.to_thread(load)
-        return training, evaluation
+        loading = asyncio.ensure_future(in_daemon(load))
+        stopped = asyncio.ensure_future(self.stopping.wait())
+        try:
+            await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
+            return loading.result() if loading.done() else None
+        finally:
+            loading.cancel()
+            stopped.cancel()
 
     def link_all(self) -> list[Link]:
         return [

@@ -30,12 +30,14 @@ class Waits:
 
     ``hosts``: the task that hosts a peer, by the peer's name; a peer may be a task of its own.
     ``halts``: by a peer's name, a function that returns why it cannot answer; "": unknown.
+    ``limits``: by a peer's name, one that returns when it is given up; None: it is alive.
     """
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         self.hosts: Mapping[str, str] = {}
         self.halts: dict[str, Callable[[], str]] = {}
+        self.limits: dict[str, Callable[[], float | None]] = {}
         self._entries: dict[int, _Entry] = {}
         self._last = 0
 
@@ -66,25 +68,20 @@ class Waits:
                 entry.is_logged = True
                 host = self.hosts.get(entry.peer)
                 peer = f"{entry.peer}, which {host} hosts" if host else entry.peer
-                halt_of = self.halts.get(entry.peer)
-                if halt_of is not None and (halt := halt_of()):
-                    log.warning("waiting for %s: %s; %s", peer, entry.reason, halt)
-                else:
-                    log.info("waiting for %s: %s", peer, entry.reason)
+                halt = self.halts.get(entry.peer, str)()
+                text = f"{entry.reason}; {halt}" if halt else entry.reason
+                log.log(logging.WARNING if halt else logging.INFO, "waiting for %s: %s", peer, text)
 
     def snapshot(self) -> tuple[Wait, ...]:
         """Return the current waits, the longest first."""
-        now = time.monotonic()
-        return tuple(
-            Wait(
-                self.owner,
-                entry.peer,
-                entry.reason,
-                now - entry.since,
-                None if entry.until is None else max(0.0, entry.until - now),
-            )
-            for entry in sorted(self._entries.values(), key=lambda entry: entry.since)
-        )
+        now, waits = time.monotonic(), list[Wait]()
+        for entry in sorted(self._entries.values(), key=lambda entry: entry.since):
+            until = entry.until
+            if until is None and entry.peer in self.limits:
+                until = self.limits[entry.peer]()
+            left_s = None if until is None else max(0.0, until - now)
+            waits.append(Wait(self.owner, entry.peer, entry.reason, now - entry.since, left_s))
+        return tuple(waits)
 
 
 async def within(limit_s: float, event: asyncio.Event) -> bool:

@@ -35,7 +35,7 @@ def train_inside(optimizer: str) -> str:
 
 
 def check_build(build: Any, kind: type) -> None:
-    """Raise ConfigError if ``build`` is no function without arguments that can make a module."""
+    """Raise ConfigError if ``build`` is not a function without arguments that can make a module."""
     expected = "expected a function that returns a new one at each call"
     if isinstance(build, kind):
         raise ConfigError(

@@ -195,7 +195,7 @@ class JaxModel(BaseModel):
         """End a step by its gradients and, if the model has state, the new one.
 
         Raises:
-            ConfigError: they are no pytrees like those of ``init``.
+            ConfigError: they are not pytrees like those of ``init``.
         """
         self._check_loss(loss)
         outline = self._outline()

@@ -97,7 +97,7 @@ class Differentiated:
     ) -> tuple[Any, Any, Values]:
         """Return the loss, other results, and gradients and new state by name.
 
-        ``names``: of the trained variables.
+        ``names``: names of the trained variables.
 
         Raises:
             ConfigError: no trained variable has a gradient.

@@ -70,7 +70,7 @@ def look_up(tables: Mapping[str, TableOf], parameters: Parameters, batch: Batch)
     """Return the rows of a batch, read in one request.
 
     Raises:
-        DataError: an id is no integer, or none of its table's.
+        DataError: an id is not an integer, or not one of its table's.
         ConfigError: the parameters have no rows of a table.
     """
     if missing := [name for name in tables if name not in parameters]:
@@ -103,7 +103,7 @@ def gathered(names: Mapping[str, TableOf], values: Mapping[str, Any], tree: Tree
     """Return the parameters of a model's functions with the rows of each table's ids.
 
     Raises:
-        ConfigError: they are no dict, or have a table's name.
+        ConfigError: they are not a dict, or have a table's name.
     """
     if not names:
         return tree
@@ -125,7 +125,7 @@ def _described(tree: Tree) -> str:
 
 
 def padded(rows: Rows) -> Rows:
-    """Return rows and zeros behind them, so that steps of many batches have the same shape."""
+    """Return rows followed by zeros, so that the steps of many batches have the same shape."""
     size = _SMALLEST
     while size < len(rows):
         size = size * 5 // 4

@@ -11,23 +11,20 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from numpy.typing import NDArray
-
-from zmqtrain.adapters.common import check_build, name_of, weights_of
+from zmqtrain.adapters.common import check_build, name_of
 from zmqtrain.compute.generators import generators_kept
 from zmqtrain.errors import CheckpointError, ConfigError, DataError
 from zmqtrain.hints import not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.tables import Table
-from zmqtrain.store.weights import difference
 from zmqtrain.user_code import user_code
 
 try:
@@ -42,7 +39,9 @@ except ModuleNotFoundError as missing:
     raise not_installed("Keras", "keras") from missing
 
 from zmqtrain.adapters.keras_metrics import SummedMetric
-from zmqtrain.adapters.keras_network import Network, Weights, arrays_of, named, values_of, whole
+from zmqtrain.adapters.keras_network import Network, Weights, arrays_of, named, values_of
+from zmqtrain.adapters.keras_network import load_weights as load_weights
+from zmqtrain.adapters.keras_optimizers import give_state
 
 BACKEND: str = keras.backend.backend()
 if BACKEND not in ("torch", "jax"):
@@ -108,7 +107,7 @@ class KerasModel(BaseModel):
 
     @property
     def summed_metrics(self) -> list[SummedMetric]:
-        """The compiled metrics that are no means over examples, such as AUC, weighted metrics, and
+        """The compiled metrics that are not means over examples, such as AUC, weighted metrics, and
         those of outputs with a mask; :meth:`metrics` measures the others."""
         network = self._ready
         return [SummedMetric(one, network) for one in network.measures if network.is_summed(one)]
@@ -237,22 +236,22 @@ class KerasModel(BaseModel):
                 f"weights cannot be read from {str(path)!r}: {error}; expected those of this "
                 "model, which keras.Model.save_weights has written"
             ) from error
-        return network.values()
+        return values_of(network.variables)
 
-    def save(self, path: str | Path, weights: Mapping[str, Any], *, overwrite: bool = True) -> None:
-        """Write a model with these weights as Keras does: whole, or its weights (``.weights.h5``).
-
-        Raises:
-            CheckpointError: it exists, and ``overwrite`` is False.
-        """
-        if Path(path).exists() and not overwrite:
-            raise CheckpointError(f"{path} exists already; delete it, or write to another path")
+    def save(self, path: str | Path, weights: Mapping[str, Any], at: Any = None) -> None:
+        """Write a model with these weights as Keras does, whole or into ``.weights.h5``."""
         model = self.with_weights(weights)
         is_whole = ".weights." not in Path(path).name
-        if is_whole and model.optimizer is not None and not self._has_warned:
-            self._has_warned = True
-            log.warning("%s has no state of the optimizer, such as Adam's moments; only a logdir "
-                        "keeps it", path)  # fmt: skip
+        if is_whole and model.optimizer is not None:
+            try:
+                if at is None:
+                    raise CheckpointError("it is not written between epochs, or has averages")
+                at(partial(give_state, model, named(model.variables)))
+            except (CheckpointError, ConfigError, TypeError) as error:
+                if not self._has_warned:
+                    log.warning("%s has no state of the optimizer, such as Adam's moments: %s",
+                                path, error)  # fmt: skip
+                self._has_warned = True
         write = model.save if is_whole else model.save_weights
         write(path, overwrite=True)
 
@@ -329,28 +328,6 @@ class KerasModel(BaseModel):
             )
 
 
-def load_weights(
-    model: Any, weights: str | Path | Mapping[str, NDArray[Any]], *, average: bool = False
-) -> None:
-    """Load trained weights into a Keras model: of a logdir, or the result of `zmqtrain.load`.
-
-    The numbers that Keras gives to layers without a name may differ. ``average``: the moving
-    averages of a logdir.
-
-    Raises:
-        ConfigError: names or shapes are not those of the model.
-        CheckpointError: the logdir has no checkpoint.
-    """
-    values = {n: whole(v) for n, v in weights_of(weights, average=average).items()}
-    given = dict(zip(_renumbered(values), values.values(), strict=True))
-    variables = named(model.variables)
-    own = dict(zip(_renumbered(variables), variables.values(), strict=True))
-    if text := difference(given, own):
-        raise ConfigError(f"the weights do not fit the model: {text}")
-    for name, variable in own.items():
-        variable.assign(given[name])
-
-
 @contextmanager
 def _as_in_a_new_process(seed: int, policy: Any) -> Iterator[None]:
     """Seed all generators, number layers from 0, and take this dtype policy; undo it afterwards."""
@@ -365,27 +342,3 @@ def _as_in_a_new_process(seed: int, policy: Any) -> Iterator[None]:
         finally:
             for name, value in kept.items():
                 global_state.set_global_attribute(name, value)
-
-
-def _renumbered(names: Iterable[str]) -> list[str]:
-    """Return names in which the numbers at the ends of parts count from 0, in order.
-
-    Keras numbers layers through a whole process: "dense_4" may be the second of its model.
-    """
-    parts = [name.split("/") for name in names]
-    numbers: dict[str, set[int]] = defaultdict(set)
-    for part in {part for row in parts for part in row}:
-        base, number = _numbered(part)
-        numbers[base].add(number)
-    ranks = {base: sorted(found) for base, found in numbers.items()}
-
-    def renumbered(part: str) -> str:
-        base, number = _numbered(part)
-        return f"{base}_{ranks[base].index(number)}"
-
-    return ["/".join(map(renumbered, row)) for row in parts]
-
-
-def _numbered(part: str) -> tuple[str, int]:
-    found = re.fullmatch(r"(.*?)_(\d+)", part)
-    return (found[1], int(found[2])) if found else (part, 0)

@@ -116,7 +116,7 @@ class SummedMetric:
     def _check_twice(self, once: NDArray[np.float64], twice: NDArray[np.float64]) -> None:
         """
         Raises:
-            ConfigError: the variables of a metric of the user's own are no sums.
+            ConfigError: the variables of a metric of the user's own are not sums.
         """
         if not np.allclose(twice, 2 * once, rtol=1e-3, equal_nan=True):
             raise ConfigError(

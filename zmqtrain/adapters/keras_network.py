@@ -1,8 +1,11 @@
-"""A built Keras model, its variables by name, and batches as it takes them."""
+"""A built Keras model, its variables by name, batches as it takes them, and trained weights."""
 
 from __future__ import annotations
 
+import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import keras
@@ -11,14 +14,18 @@ from keras.src.backend import get_keras_mask
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.keras_metrics import CompiledMeasure, array_of, is_mean, measures_of
+from zmqtrain.adapters.keras_optimizers import give_state
 from zmqtrain.adapters.keras_tables import take_tables
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.models.base import Batch
 from zmqtrain.models.checks import check_rows
 from zmqtrain.models.rows import TableReader
 from zmqtrain.optim.groups import Pattern
+from zmqtrain.store.weights import checkpoint_at, difference, load
 
 Weights: TypeAlias = dict[str, NDArray[Any]]
+
+log = logging.getLogger(__name__)
 
 
 class Network:
@@ -62,9 +69,6 @@ class Network:
         masks = map(get_keras_mask, getattr(model, "outputs", None) or ())
         self.mask_axes = [None if mask is None else len(mask.shape) for mask in masks]
 
-    def values(self) -> Weights:
-        return values_of(self.variables)
-
     def assign(self, weights: Mapping[str, Any]) -> None:
         """
         Raises:
@@ -79,7 +83,7 @@ class Network:
             variable.assign(whole(weights[name]))
 
     def is_summed(self, measure: CompiledMeasure) -> bool:
-        """Return whether a measure is no mean over all examples."""
+        """Return whether a measure is not a mean over all examples."""
         is_masked = any(axes for axes in self.mask_axes[measure.output : measure.output + 1])
         return measure.is_weighted or is_masked or not is_mean(measure.metric)
 
@@ -204,3 +208,52 @@ def _like(tree: Any, arrays: Sequence[Any]) -> Any:
     if keras.tree.is_nested(tree):
         return keras.tree.pack_sequence_as(tree, list(arrays))
     return (list(arrays) if len(arrays) > 1 else arrays[0]) if arrays else None
+
+
+def load_weights(
+    model: Any, weights: str | Path | Mapping[str, NDArray[Any]], *, average: bool = False
+) -> None:
+    """Load trained weights into a Keras model: of a logdir, or the result of `zmqtrain.load`.
+
+    The numbers that Keras gives to layers without a name may differ. ``average``: the moving
+    averages of a logdir. Else a compiled optimizer that computes what the job's did gets the state
+    in the logdir, and goes on with it; without that, a warning has the reason.
+
+    Raises:
+        ConfigError: names or shapes are not those of the model.
+        CheckpointError: the logdir has no checkpoint.
+    """
+    at = None
+    if not isinstance(weights, Mapping):
+        at = checkpoint_at(Path(weights))
+        weights = load(weights, step=at[1].global_step, average=average)
+    values = {name: whole(value) for name, value in weights.items()}
+    own, names = named(model.variables), _renumbered(values)
+    own = dict(zip(_renumbered(own), own.values(), strict=True))
+    if text := difference(dict(zip(names, values.values(), strict=True)), own):
+        raise ConfigError(f"the weights do not fit the model: {text}")
+    variables = {name: own[key] for name, key in zip(values, names, strict=True)}
+    for name, variable in variables.items():
+        variable.assign(values[name])
+    if at is not None and model.optimizer is not None and not average:
+        try:
+            give_state(model, variables, at[0])
+        except (CheckpointError, ConfigError, TypeError) as error:
+            log.warning("the optimizer of %s begins anew: %s", model.name, error)
+
+
+def _renumbered(names: Iterable[str]) -> list[str]:
+    """Return names in which the numbers at the ends of parts count from 0, in order.
+
+    Keras numbers layers through a whole process: "dense_4" may be the second of its model.
+    """
+    rows = [[_numbered(part) for part in name.split("/")] for name in names]
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for base, number in sorted({part for row in rows for part in row}):
+        numbers[base].append(number)
+    return ["/".join(f"{base}_{numbers[base].index(n)}" for base, n in row) for row in rows]
+
+
+def _numbered(part: str) -> tuple[str, int]:
+    base, _, number = part.rpartition("_")
+    return (base, int(number)) if number.isdecimal() else (part, 0)

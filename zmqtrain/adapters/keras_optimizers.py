@@ -1,18 +1,26 @@
 """Keras's optimizers and schedules as those of zmqtrain.
 
-Each pair computes the same update, up to rounding. Optimizers without a twin are refused.
+Each pair computes the same update, up to rounding, and may go on where the other one ends.
+Optimizers without a twin are refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from zmqtrain import optim
 from zmqtrain.adapters.common import options_of, train_inside
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import CheckpointError, ConfigError
+from zmqtrain.fingerprint import canonical, fingerprint_difference, short
+from zmqtrain.optim.moments import mu_product
+from zmqtrain.policies import make_policy
+from zmqtrain.store.checkpoint import read_parameters
+from zmqtrain.store.manifest import read_manifest
 
 _REMEDIES = {
     "clipnorm": "give the job clip_norm, which is for all variables together",
@@ -102,6 +110,15 @@ _OURS = {
     "initial_learning_rate": "initial",
     "end_learning_rate": "end",
 }
+_SLOTS = {
+    "m": "momentum",
+    "v": "velocity",
+    "v_max": "velocity_hat",
+    "u": "norm",
+    "mean_square": "velocity",
+    "mean_gradient": "average_gradient",
+}
+"""Ends of Keras's names for slots that have another name here."""
 
 
 def _rule_of(name: str, options: dict[str, Any]) -> optim.Rule:
@@ -131,6 +148,45 @@ def _rate_of(rate: Any) -> float | optim.Schedule:
     first = {} if target is None or not steps else {"initial": target}
     schedule = _SCHEDULES[name](**options_of(_SCHEDULES[name], options, _OURS) | first)
     return optim.Warmup(schedule, steps, options["initial_learning_rate"]) if first else schedule
+
+
+def give_state(model: Any, variables: Mapping[str, Any], checkpoint: Path) -> None:
+    """Have the compiled optimizer of a model go on from a checkpoint.
+
+    ``variables``: of the model, by their names there. One that was not trained there begins anew.
+
+    Raises:
+        ConfigError: the job had another optimizer, or an option that Keras's has not.
+        CheckpointError, TypeError: the state is not of variables, or has a rate for a schedule.
+    """
+    manifest, optimizer = read_manifest(checkpoint), model.optimizer
+    if make_policy(manifest.policy).most_local_steps or manifest.tables:
+        raise CheckpointError("under local steps or with tables there is no state of variables")
+    known = {"optimizer", "clip_norm", "clip_norm_each"} & manifest.fingerprint.keys()
+    theirs, fields = {name: manifest.fingerprint[name] for name in known}, fields_of(optimizer)
+    ours = {"clip_norm": str(fields.pop("clip_norm", ""))} if "clip_norm" in theirs else {}
+    update = optim.Update(fields.pop("optimizer"), **fields)
+    ours["optimizer"] = short(canonical(repr(update)))
+    if text := fingerprint_difference(theirs, ours, "in training", "in the model"):
+        raise ConfigError(text)
+    if manifest.learning_rate is not None:
+        optimizer.learning_rate = manifest.learning_rate
+    optimizer.build(model.trainable_variables)
+    optimizer.iterations.assign(manifest.version)
+    names = {id(variable): name for name, variable in variables.items()}
+    for slot in {slot.name for slot in update.slots}:
+        having = [one for one in manifest.variables() if one.name in manifest.tensors[slot]]
+        values = read_parameters(checkpoint, manifest, having, slot=slot)
+        end = f"_{_SLOTS.get(slot, slot)}"
+        kept = [each for each in optimizer.variables if each.name.endswith(end)]
+        for number, variable in enumerate(model.trainable_variables):
+            if (value := values.get(names[id(variable)])) is not None:
+                kept[number].assign(value)
+                if _name(optimizer) == "Adafactor" and value.ndim > 1:
+                    optimizer._r[number].assign(value.mean(-1))
+                    optimizer._c[number].assign(value.mean(-2))
+    if _name(optimizer) == "Nadam":
+        optimizer._u_product.assign(mu_product(optimizer.beta_1, 1.0, manifest.version))
 
 
 def _name(optimizer: Any) -> str:

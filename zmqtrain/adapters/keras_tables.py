@@ -24,7 +24,7 @@ def whole_ids(ids: NDArray[Any], name: str) -> Ids:
     """Return the ids of a table as int64, if no two of them can have become the same float.
 
     Raises:
-        DataError: they are floats that are no whole numbers, or too large for their dtype.
+        DataError: they are floats that are not whole numbers, or too large for their dtype.
     """
     if ids.dtype.kind == "f" and ids.size:
         bound = 2.0 ** (np.finfo(ids.dtype).nmant + 1)

@@ -41,10 +41,8 @@ class OnTorch:
         Raises:
             ConfigError: nothing that is trained has a gradient.
         """
-        self._bind(values, out)
+        parts = self._begin(values, parts, out)
         self._bound.clear()
-        parts = _tensors(parts)
-        self._tables.begin(parts)
         if is_measured:
             self._model.reset_metrics()  # some keep the loss of an output
         loss, outputs = self._loss_of(parts, training=True)
@@ -60,18 +58,14 @@ class OnTorch:
         self, values: Parameters, parts: tuple[Any, ...]
     ) -> tuple[Any, Any, dict[str, Any]]:
         """Return loss, outputs, and measures."""
-        self._bind(values, None)
-        parts = _tensors(parts)
-        self._tables.begin(parts)
+        parts = self._begin(values, parts)
         self._model.reset_metrics()
         with torch.no_grad():
             loss, outputs = self._loss_of(parts, training=False)
             return loss, outputs, self._measures(parts, outputs)
 
     def predict(self, values: Parameters, inputs: Any) -> Any:
-        self._bind(values, None)
-        inputs = _tensors(inputs)
-        self._tables.begin(inputs)
+        inputs = self._begin(values, inputs)
         with torch.no_grad():
             return self._call(inputs, training=False)
 
@@ -92,9 +86,9 @@ class OnTorch:
         options = {"training": training} if self._model._call_has_training_arg else {}
         return self._model(inputs, **options)
 
-    def _bind(self, values: Parameters, out: Gradients | None) -> None:
+    def _begin(self, values: Parameters, batch: Any, out: Gradients | None = None) -> Any:
         """Make the variables those of this memory, and load the state; without ``out`` for an
-        evaluation."""
+        evaluation. Return the batch as tensors."""
         network = self._network
         if self._bound.rebind(values, out):
             network.initial_seed = None
@@ -105,6 +99,9 @@ class OnTorch:
             first = tensor_over(next((values[n] for n in network.variables), np.zeros(0, "f")))
             self._tables.bind(values, out, first.device, torch.float32)
         self._bound.load()
+        batch = _tensors(batch)
+        self._tables.begin(batch)
+        return batch
 
 
 def _rows_of(weight: TableWeight, name: str, ids: Any) -> Any:

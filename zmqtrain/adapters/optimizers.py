@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim.inner import Inner
+from zmqtrain.units import counted
 from zmqtrain.user_code import is_of, user_code
+
+log = logging.getLogger(__name__)
 
 _INNER = {
     "torch": "lambda parameters: torch.optim.NAdam(parameters, lr=0.001)",
@@ -26,6 +30,9 @@ def fields_of(optimizer: Any, model: Any) -> dict[str, Any]:
     if is_of(optimizer, "keras"):
         from zmqtrain.adapters import keras_optimizers
 
+        if updates := int(optimizer.iterations):
+            text = "the job begins with a new %s, without its state after %s; a logdir keeps that"
+            log.warning(text, type(optimizer).__name__, counted(updates, "update"))
         return keras_optimizers.fields_of(optimizer)
     is_class = isinstance(optimizer, type)
     if is_of(optimizer, "torch.optim") and not is_class:

@@ -305,7 +305,7 @@ class TorchModel(BaseModel):
         """Return the outputs, see ``predict`` of the constructor; a tuple if there are several.
 
         Raises:
-            ConfigError: they are no tensors, or it is unknown which arrays go into the module.
+            ConfigError: they are not tensors, or it is unknown which arrays go into the module.
         """
         module = self.module  # its own steps may be the objective's
         call, inputs = self._objective.prediction(batch)
@@ -334,7 +334,7 @@ class TorchModel(BaseModel):
         their losses.
 
         Raises:
-            ConfigError: the loss is no mean over examples.
+            ConfigError: the loss is not a mean over examples.
         """
         check = self._parts
         if check is None:

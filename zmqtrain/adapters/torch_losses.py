@@ -26,7 +26,7 @@ _BY_ELEMENT = (
 def check_loss(loss: Any) -> None:
     """
     Raises:
-        ConfigError: it cannot be called with outputs and targets, or is no mean over examples.
+        ConfigError: it cannot be called with outputs and targets, or is not a mean over examples.
     """
     if isinstance(loss, type):
         module = "nn." if issubclass(loss, nn.Module) else ""

@@ -69,8 +69,9 @@ class BoundVariables:
         self._hooks: list[Any] = []
         self._unused: set[str] = set()  # that have been reported
         self.is_last_part = True  # whether backward() completes the gradients
-        # Trained in bfloat16, their values, and if no other task has them, a copy as loaded.
-        self._low_precision: list[tuple[Any, Any, Any | None]] = []
+        # In bfloat16: tensor, values, and of those that are trained a copy as loaded.
+        self._low_precision: list[tuple[_Parameter, Any, Any, Any | None]] = []
+        self._frozen: list[tuple[_Parameter, Any, Any]] = []  # the same, until the first step
         self._parameters: list[_Parameter] = []
         self._tensors: list[Any] = []  # of them
         self._marks: list[Any] = []  # of the parameters, as they were left
@@ -94,7 +95,8 @@ class BoundVariables:
             parameter.grad = None
         self._values, self._out, self._arrays = values, out, arrays
         self._trained, self._state, self._hooks = [], [], []
-        self._parameters, self._tensors, self._marks, self._low_precision = [], [], [], []
+        self._parameters, self._tensors, self._marks = [], [], []
+        self._low_precision, self._frozen = [], []
         return True
 
     def add_parameter(self, name: str, parameter: Any) -> None:
@@ -105,9 +107,13 @@ class BoundVariables:
         parameter.data = memory
         is_trained = self._out is not None and name in self._out
         is_own = is_trained and is_writable(self._values[name])
+        one = _Parameter(name, parameter, memory, is_own, is_trained)
         if is_low_precision and parameter.requires_grad:
-            self._low_precision.append((memory, values, memory.clone() if is_own else None))
-        self._parameters.append(_Parameter(name, parameter, memory, is_own, is_trained))
+            loaded = memory.clone() if is_trained else None
+            self._low_precision.append((one, memory, values, loaded))
+        elif is_low_precision and self._out is not None:
+            self._frozen.append((one, memory, values))
+        self._parameters.append(one)
         self._tensors.append(parameter)
         if self._out is None or name not in self._out:
             return
@@ -141,7 +147,7 @@ class BoundVariables:
     def load_low_precision(self) -> None:
         """Give parameters in bfloat16 their current values; keep writes to them."""
         self._keep_writes()
-        for memory, values, loaded in self._low_precision:
+        for _, memory, values, loaded in self._low_precision:
             memory.data.copy_(values)  # not a change that a step makes
             if loaded is not None:
                 loaded.copy_(memory)
@@ -150,9 +156,13 @@ class BoundVariables:
         """Keep what was written to parameters in bfloat16; a write to .data leaves no mark.
 
         The optimizer may have changed the values since they were loaded.
+
+        Raises:
+            ConfigError: other tasks have the values, too.
         """
-        for memory, values, loaded in self._low_precision:
-            if loaded is not None and not torch.equal(memory, loaded):
+        for one, memory, values, loaded in self._low_precision:
+            if loaded is not None and not torch.equal(_bits(memory), _bits(loaded)):
+                one.check_own(self._owner, "writes to")
                 values.copy_(torch.where(memory == loaded, values, memory))
                 loaded.copy_(memory)
 
@@ -214,6 +224,10 @@ class BoundVariables:
                 one.take_in(self._owner)
             self._marks = self._marked()
         self._keep_writes()
+        while self._frozen:
+            one, memory, values = self._frozen.pop()
+            if not torch.equal(_bits(memory), _bits(values.to(memory.dtype))):
+                one.check_own(self._owner, "writes to")
         marks = self._gradient_marks()
         none = self._without_gradient(marks)
         if self._trained and len(none) == len(self._trained) and not has_others:
@@ -320,13 +334,25 @@ class _Parameter:
             is_written = not torch.equal(parameter.data, memory)
         else:
             is_written = parameter._version != self._version
-        if is_written and not self._is_own:
-            raise written_in_a_step(owner, name, is_frozen=not self._is_trained, how=how)
+        if is_written:
+            self.check_own(owner, how)
         if parameter.data_ptr() != memory.data_ptr():
             if is_written:
                 memory.copy_(parameter.data)
             parameter.data = memory
         self._version = parameter._version
+
+    def check_own(self, owner: object, how: str) -> None:
+        """
+        Raises:
+            ConfigError: the step has changed a parameter (``how``), and others have it, too.
+        """
+        if not self._is_own:
+            raise written_in_a_step(owner, self._name, is_frozen=not self._is_trained, how=how)
+
+
+def _bits(tensor: Any) -> Any:
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 class _State:

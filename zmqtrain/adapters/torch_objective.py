@@ -99,7 +99,7 @@ class Objective:
         """Return the loss, the outputs (None if they are not known) and other measures.
 
         Raises:
-            ConfigError: the loss is no number that depends on the parameters.
+            ConfigError: the loss is not a number that depends on the parameters.
         """
         outputs: Any = None
         measures: Mapping[str, Any] = {}

@@ -15,7 +15,7 @@ LOGITS = "logits"
 
 
 def arrays_of(outputs: Any) -> Any:
-    """Return outputs as an array or a tuple of arrays; None: they are no tensors, or several by
+    """Return outputs as an array or a tuple of arrays; None: they are not tensors, or several by
     name without logits."""
     if (by_name := _by_name(outputs)) is not None:
         only = list(by_name.values()) if len(by_name) == 1 else [None]

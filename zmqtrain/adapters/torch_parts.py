@@ -62,10 +62,10 @@ class PartsCheck:
         """Compare the losses within a part of the batch, and with the end of the part before.
 
         ``of`` returns the loss of rows, of which the last is the part. ``count``: rows of this
-        part. ``parts``: of the batch.
+        part. ``parts``: parts of a batch.
 
         Raises:
-            ConfigError: the loss is no mean over examples.
+            ConfigError: the loss is not a mean over examples.
         """
         if self._is_random:
             return
@@ -112,10 +112,10 @@ class PartsCheck:
 
     def _error(self, found: str) -> ConfigError:
         return ConfigError(
-            f"{self._owner!r} has micro_batches, and its loss is no mean over examples: {found}; "
-            "parts of a batch would have wrong weights. Expected a loss that is the mean of the "
-            "examples' losses: give weight=, a function of a batch that returns the number by "
-            "which its loss divides, such as that of tokens, or leave micro_batches out"
+            f"{self._owner!r} has micro_batches, and its loss is not a mean over examples: "
+            f"{found}; parts of a batch would have wrong weights. Expected a loss that is the mean "
+            "of the examples' losses: give weight=, a function of a batch that returns the number "
+            "by which its loss divides, such as that of tokens, or leave micro_batches out"
         )
 
 

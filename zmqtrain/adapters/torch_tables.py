@@ -163,7 +163,7 @@ class TableWeight:
         return self._reader, ids
 
     def unique_of(self, columns: Sequence[Sorted]) -> Ids | None:
-        """Return the sorted unique ids of look-ups; None if they are no ids of the table, which is
+        """Return the sorted unique ids of look-ups; None if they are not ids of the table, which is
         an error only if a step looks them up."""
         if self._reader is None:
             return None

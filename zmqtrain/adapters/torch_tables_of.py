@@ -118,7 +118,7 @@ class ModuleTables:
         return any(found)
 
     def end(self) -> None:
-        """Note where in the batch the ids were that nobody expected; forget the batch."""
+        """Note the places in the batch of ids that were not expected; forget the batch."""
         before = self._columns
         found = {(column.name, column.path, column.part): column for column in before}
         for name, weight in self.weights.items():

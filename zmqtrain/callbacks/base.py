@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.hints import did_you_mean
 from zmqtrain.models.base import Batch, as_model
 from zmqtrain.protocol.status import Status
@@ -89,21 +89,21 @@ class OptimizerView:
 class ModelView:
     """The model as callbacks see it: its weights between two epochs, and a way to stop.
 
-    ``stop_training``: a callback sets it to end the training. ``weights``: arrays by name, not to
-    be written to; :meth:`set_weights` replaces them. ``step``: the global step of a hook.
-    ``examples``: number of examples of its ``logs``. ``status``: of the cluster then, as ``zmqtrain
-    status`` shows it; None if one worker trains alone. Of a model of Keras there is also what a
-    ``keras.Model`` has for looking at it, such as ``predict`` and ``layers``.
+    ``stop_training``: set it to end the training. ``weights``: arrays by name, which must not be
+    written to; :meth:`set_weights` replaces them. ``step``: the global step of a hook.
+    ``examples``: number of examples of its ``logs``. ``status``: the cluster's status then, as in
+    ``zmqtrain status``; None if one worker trains alone. The view of a Keras model also has its
+    methods and attributes for inspection, such as ``predict`` and ``layers``.
     """
 
     def __init__(self, model: Any, metrics: Sequence[Any] = ()) -> None:
-        """``metrics``: of the job."""
+        """``metrics``: the job's metrics."""
         self.source = as_model(model)
         self._metrics = metrics
         self._copy: Any = None  # a model of Keras with these weights
         self.stop_training = False
         self.optimizer = OptimizerView()
-        self._weights: Weights = {}
+        self._weights, self._at = Weights(), None
         self.reader: Callable[[], Weights] | None = None  # returns newer ones, or refuses to
         self.weights_changed = False  # by a callback, since the training last looked
         self.step = self.examples = 0
@@ -115,10 +115,10 @@ class ModelView:
             self.show(self.reader())
         return self._weights
 
-    def show(self, weights: Weights) -> None:
-        """Make these the weights that callbacks see."""
+    def show(self, weights: Weights, at: Any = None) -> None:
+        """Make these the weights that callbacks see; ``at``: see :meth:`BaseModel.save`."""
         self._weights, self.weights_changed, self._copy = weights, False, None
-        self.reader = None
+        self.reader, self._at = None, at
 
     def __getattr__(self, name: str) -> Any:
         """Return what a copy of a model of Keras with these weights has, to look at."""
@@ -181,17 +181,19 @@ class ModelView:
 
     def save_weights(self, filepath: str | Path, overwrite: bool = True) -> None:
         """Write the weights into a file ``.safetensors`` or ``.npz``; a model of Keras also into
-        ``.weights.h5`` or ``.keras``.
+        ``.weights.h5`` or, between epochs with its optimizer's state, ``.keras``.
 
         Raises:
             CheckpointError: it cannot be written, or exists and ``overwrite`` is False.
             ConfigError: the model has tables.
         """
         self._check_tables("writes")
+        if Path(filepath).exists() and not overwrite:
+            raise CheckpointError(f"{filepath} exists already; delete it, or write to another path")
         if Path(filepath).suffix in self.source.suffixes:
-            self.source.save(filepath, self.weights, overwrite=overwrite)
+            self.source.save(filepath, self.weights, self._at)
         else:
-            save(filepath, self.weights, overwrite=overwrite)
+            save(filepath, self.weights)
 
     save = save_weights
 
@@ -219,20 +221,20 @@ class ModelView:
 class Callback:
     """A base class for callbacks, with hooks that do nothing.
 
-    ``model`` is a :class:`ModelView`, ``params`` a dict with ``epochs``, ``steps`` (batches of an
-    epoch), ``verbose`` and ``initial_epoch``, which is not 0 where a job goes on. Epochs count from
-    0. ``logs`` hold ``loss`` and other measures over the epoch of what each batch had before its
-    update, and ``val_...`` for each measure of the validation data.
+    ``model`` is a :class:`ModelView`. ``params`` is a dict with ``epochs``, ``steps`` (batches of
+    an epoch), ``verbose`` and ``initial_epoch``, which is above 0 in a resumed job. Epochs count
+    from 0. ``logs`` hold ``loss`` and other measures, as means over the epoch of each batch before
+    its update, and ``val_...`` for each measure of the validation data.
 
-    A job without epochs is one epoch, of its steps. ``on_steps(step, logs)`` is called at the first
-    step that the chief sees at or after each multiple of ``every_steps`` (0: never), with logs of
-    the batches since its last call, or since the epoch began.
+    A job without epochs is one epoch of all its steps. ``on_steps(step, logs)`` is called at the
+    first step that the chief sees at or after each multiple of ``every_steps`` (0: never), with
+    logs of the batches since its last call, or since the epoch began.
 
-    Setting ``model.stop_training`` in a hook of a batch or of steps ends the epoch at once. Weights
-    may be set in the other hooks alone.
+    Setting ``model.stop_training`` in a hook of a batch or of steps ends the epoch at once. Set
+    weights only in the other hooks.
 
-    A callback that has them keeps plain data across a resume of the job: ``state()`` returns it,
-    and ``restore(state)`` gets it after ``on_train_begin``. ``keeps_files``: left out of a
+    To keep plain data when the job is resumed, a callback returns it from ``state()`` and gets it
+    in ``restore(state)``, after ``on_train_begin``. ``keeps_files``: left out of a
     ``fast_dev_run``.
     """
 
@@ -376,7 +378,7 @@ def called_by_steps(callbacks: Iterable[Any]) -> list[tuple[Any, int]]:
     """Return the callbacks that are called by steps, and the steps between two calls of each.
 
     Raises:
-        ConfigError: they are no number.
+        ConfigError: they are not numbers.
     """
     some = [one for one in callbacks if CallbackList([one]).has("on_steps")]
     found = [(one, getattr(one, "every_steps", 1)) for one in some]
@@ -395,4 +397,4 @@ def _kind_of(callback: Any) -> list[Any]:
 def _of_numpy(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise TypeError(f"{value!r:.80} is no plain data, which a callback may keep")
+    raise TypeError(f"{value!r:.80} is not plain data, which a callback may keep")

@@ -48,7 +48,7 @@ class _Monitor(Callback):
     def set_model(self, model: Any) -> None:
         """
         Raises:
-            ConfigError: nobody knows whether the measure should be large or small.
+            ConfigError: it is unknown whether the measure should be large or small.
         """
         super().set_model(model)
         self._follow(getattr(model, "directions", {}))
@@ -88,12 +88,11 @@ class _Monitor(Callback):
 
 
 class EarlyStopping(_Monitor):
-    """Stops when a measure has not become better for ``patience`` epochs, as in Keras.
+    """Stops when a measure has not improved for ``patience`` epochs, as in Keras.
 
     It never stops after the first epoch, which counts as the best one even if its measure is NaN.
-    ``restore_best``: the training ends with the weights of
-    the best epoch. After a resume only later epochs can be restored. ``baseline``: the waiting ends
-    only with a value that is better than this.
+    ``restore_best``: the training ends with the weights of the best epoch; after a resume only
+    later epochs can be restored. ``baseline``: only a value better than this ends the waiting.
     """
 
     def __init__(
@@ -205,9 +204,8 @@ class LearningRateScheduler(Callback):
         self.schedule = schedule
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        self.model.optimizer.learning_rate = self.schedule(
-            epoch, self.model.optimizer.learning_rate
-        )
+        optimizer = self.model.optimizer
+        optimizer.learning_rate = self.schedule(epoch, optimizer.learning_rate)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if logs is not None:

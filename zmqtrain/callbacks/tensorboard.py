@@ -21,9 +21,9 @@ from zmqtrain.protocol.status import Status
 class TensorBoard(Callback):
     """Writes the measures of each epoch, examples per second and histograms of the weights.
 
-    Measures of training and validation share a chart. In a cluster it also writes the staleness, in
-    all and of each worker, and how long each spent in each phase of its steps, such as waiting.
-    With an ``update_freq`` it writes all of this by global step, and measures by epoch, too.
+    Measures of training and validation share a chart. In a cluster it also writes the staleness, of
+    all workers and of each, and the time that each spent in each phase of its steps.
+    With an ``update_freq`` it writes all of this by global step, and measures also by epoch.
     """
 
     keeps_files = True
@@ -86,7 +86,7 @@ class TensorBoard(Callback):
             (writer.add_histogram if array.ndim else writer.add_scalar)(name, array, step)
 
     def _write(self, at: int, *, number: int) -> None:
-        """Write values that are no measures, at this epoch or step; ``number``: of the summary."""
+        """Write values that are not measures at this epoch or step, to summary ``number``."""
         write, now = self._writer("train"), time.monotonic()
         speed = self.model.examples / max(now - self._began_at, 1e-9)
         write.add_scalar("examples_per_second", speed, at)

@@ -29,7 +29,7 @@ class BackgroundEvaluations:
     """The evaluations of one job before its end."""
 
     def __init__(self, evaluator: Evaluator, cluster: LinkedJob, *, every: int, steps: int) -> None:
-        """``every``: steps between two. ``steps``: of the job."""
+        """``every``: steps between two evaluations. ``steps``: steps of the job."""
         self._evaluator, self._cluster = evaluator, cluster
         self._every, self._steps = every, steps
         self._generation = cluster.generation
@@ -49,7 +49,7 @@ class BackgroundEvaluations:
     async def ask_again(self) -> None:
         """Have a ps that was restarted keep the step that was asked for, too.
 
-        The others may still keep one of which nobody has told them that its evaluation is over.
+        The others may still keep a version whose evaluation is over, because they were not told.
         """
         self._forget_other_generations()
         if self._next:

@@ -94,6 +94,8 @@ class Chief(JobActor):
         data = self._data
         if data is None or job.logdir:  # checkpoints say of which data they are
             data = await self.load_data(data)
+        if data is None:
+            return self.stop_code
         training, evaluation = data
         evaluator = Evaluator(
             job,
@@ -115,7 +117,9 @@ class Chief(JobActor):
             training=training,
             name=self.job_name,
         )
-        await cluster.saver.check()
+        checking = asyncio.ensure_future(cluster.saver.check())
+        if not await self._unless_stopped(checking, None):
+            return self.stop_code
         self.run_record = self._conductor.record.as_dict
         if self.metrics_address:
             log.info("watch this run at %s://%s/", self._metrics_scheme, self.metrics_address)
@@ -207,7 +211,7 @@ class Chief(JobActor):
         """Let the next chief take over; training goes on meanwhile."""
         log.info("leaving; the job goes on, and waits for another chief")
         self._cluster.leave()
-        await self._conductor.record.leave(self.job.logdir)
+        await self._conductor.record.leave()
         return self.stop_code
 
     async def _unless_stopped(self, waiting: asyncio.Future[Any], patience_s: float | None) -> bool:

@@ -19,9 +19,9 @@ At: TypeAlias = PassFigures | Status
 class ConductedJob(Protocol):
     """A job in training, and its ``saver``.
 
-    ``generation``: of the job. ``learned_until``: the last generation whose updates are in the
+    ``generation``: the job's. ``learned_until``: the last generation whose updates are in the
     parameters with which it began: its own or, after a restore, that of the checkpoint.
-    ``stopped``: the exit code and the reason of an end that was asked for.
+    ``stopped``: exit code and reason of a requested end.
     """
 
     learned_until: int
@@ -59,7 +59,7 @@ class ConductedJob(Protocol):
         """Write all shards at one version into the directory of a checkpoint."""
 
     async def extend(self, limit: int, epoch_batches: int) -> None:
-        """Train on, up to the batch with this number; ``epoch_batches``: of a whole epoch."""
+        """Train on, up to the batch with this number; ``epoch_batches``: those of an epoch."""
 
     async def table_status(self) -> TableStatuses:
         """Return the present status of each table, over all shards."""
@@ -67,7 +67,7 @@ class ConductedJob(Protocol):
     async def settle(self, *, unannounced: bool = False) -> None:
         """Wait until every shard has applied every update that can still come.
 
-        ``unannounced``: wait for those that nobody has announced, too.
+        ``unannounced``: wait for those that were not announced, too.
         """
 
     async def close(self, exit_code: int, reason: str) -> None:

@@ -49,12 +49,12 @@ class Conductor:
     ) -> None:
         """``evaluate_due`` makes the evaluations that are due at a step. ``training``: the set.
 
-        ``name``: of the job for people, if it has a better one than its model.
+        ``name``: name of the job for users, if it has a better one than its model.
         """
         self._job, self._conducted, self._saver = job, conducted, conducted.saver
         self._evaluator, self._evaluate_due = evaluator, evaluate_due
         self._on_progress = on_progress
-        self.record = RunRecord(name or job.name, lambda: evaluator.evaluations)
+        self.record = RunRecord(name or job.name, lambda: evaluator.evaluations, job.logdir)
         self._epochs = None
         if job.has_epochs:
             self._epochs = Epochs(job, job.steps_of_epoch(training), evaluator, conducted)
@@ -66,7 +66,7 @@ class Conductor:
         """Show the status to people, and record it."""
         self.record.take(status, saved=self._saver.last_step)
         self._on_progress(status)
-        await self.record.save_if_due(self._job.logdir)
+        await self.record.save_if_due()
 
     async def begin(self, at: At) -> bool:
         """Begin the epochs, or go on with them in a new generation; return whether there are any.
@@ -149,7 +149,7 @@ class Conductor:
     async def end(self, status: Status, *, patience_s: float = 0.0, **fields: Any) -> Summary:
         """End the job, which has this status; return the summary.
 
-        ``patience_s``: how long saving is tried. ``fields``: of the summary, job, ps and workers.
+        ``patience_s``: how long saving is tried. ``fields``: job, ps and workers for the summary.
         """
         self.record.take(status)  # maybe the first; news are what has changed since
         await self._end_steps(status)
@@ -172,7 +172,7 @@ class Conductor:
         final = await self._conducted.status()
         self._on_progress(final)
         self.record.take(final, saved=self._saver.last_step, ended=ended)
-        await self.record.save(self._job.logdir)
+        await self.record.save()
         fields |= {"exit_code": code, "ended": ended, "measures": measures}
         return await self._summary(final, chosen, fields)
 
@@ -231,5 +231,5 @@ class Conductor:
 
 
 def _is_held(at: At) -> bool:
-    """Return whether all batches of the epoch are counted, so that nobody computes."""
+    """Return whether all batches of the epoch are counted, so that no worker computes."""
     return at.limit is not None and at.uncounted >= at.limit

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class Epochs:
     def __init__(
         self, job: Job, batches: int, evaluator: Evaluator, conducted: ConductedJob
     ) -> None:
-        """``batches``: of an epoch."""
+        """``batches``: number of batches in an epoch."""
         self.batches, self._count = batches, job.epochs or 1
         self.history = History()
         self.model = ModelView(job.model, job.metrics)
@@ -145,7 +146,7 @@ class Epochs:
         """
         if self._epoch is None:
             return True
-        self._show_evaluations()
+        await self._show_evaluations()
         await self._call_by_steps(at)
         epoch, batch = self._place(at)
         batch, is_within = (batch, True) if epoch == self._epoch else (self.batches, False)
@@ -173,26 +174,22 @@ class Epochs:
                 one.last, one.step = at, at.step
 
     async def _call_after(self, one: _BySteps, at: At) -> None:
-        loop = asyncio.get_running_loop()
-
-        def read() -> Weights:  # in the thread of the hook
-            reading = self._conducted.read_parameters(self._job.evaluate_average)
-            return asyncio.run_coroutine_threadsafe(reading, loop).result()
-
         self._note(at)
         self._show_rate(at.step)
-        self.model.reader, hook = read, CallbackList([one.callback]).call
+        read, average = self._conducted.read_parameters, self._job.evaluate_average
+        self.model.reader = _for_hooks(lambda: read(average))
+        hook = CallbackList([one.callback]).call
         try:
             await asyncio.to_thread(hook, "on_steps", at.step, self._trained(at))
         finally:
             self.model.reader = _refuse_weights
 
-    def _show_evaluations(self) -> None:
+    async def _show_evaluations(self) -> None:
         """Let callbacks see the evaluations that were made since the last look."""
         while self._evaluator.reported:
             self.model.step, measures = self._evaluator.reported.pop(0)
-            self._callbacks.call("on_test_begin", {})
-            self._callbacks.call("on_test_end", measures)
+            await self._call("on_test_begin", {})
+            await self._call("on_test_end", measures)
 
     async def end(self, at: At) -> Weights:
         """End the training, also one that was interrupted.
@@ -204,7 +201,7 @@ class Epochs:
         """
         if self._generation is None:
             return {}
-        self._show_evaluations()
+        await self._show_evaluations()
         if self._epoch is not None and self.ended and self._epoch > self._last_epoch:  # within it
             await self._call_by_steps(at)
             await self._end_epoch(self._epoch, at)
@@ -264,7 +261,9 @@ class Epochs:
 
     async def _show(self, step: int) -> None:
         """Let callbacks see the weights that are evaluated, and the learning rate of this step."""
-        self.model.show(await self._conducted.read_parameters(self._job.evaluate_average))
+        average, conducted = self._job.evaluate_average, self._conducted
+        at = _for_hooks(lambda use: conducted.saver.use(step, conducted.generation, use))
+        self.model.show(await conducted.read_parameters(average), None if average else at)
         self._show_rate(step)
 
     def _show_rate(self, step: int) -> None:
@@ -385,6 +384,12 @@ def _since(last: At | None, at: At) -> At:
         pass_sums=gained(at.pass_sums, last.pass_sums),
         pass_weight=weight,
     )
+
+
+def _for_hooks(read: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    """Return a function that reads in the loop of this task, for the threads of hooks."""
+    loop = asyncio.get_running_loop()
+    return lambda *given: asyncio.run_coroutine_threadsafe(read(*given), loop).result()
 
 
 def _refuse_weights() -> Weights:

@@ -77,7 +77,7 @@ class EvaluationWorkers:
         self._asked: list[int] = []
 
     def begin(self, parts: EvaluationParts, step: int, data: str) -> None:
-        """Lend parts to workers. ``step``: of the parameters; ``data`` describes the data set."""
+        """Give parts to workers. ``step``: the parameters' step; ``data`` describes the data."""
         self._parts, self._asked = parts, list(self._workers())
         self._wanted = Evaluate(0, secrets.token_hex(8), step, self._job.evaluate_average, data)
         for worker in self._asked:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from zmqtrain.chief.evaluation_parts import EvaluationParts, EvaluationWorkers
+from zmqtrain.compute.offload import in_daemon
 from zmqtrain.data.description import describe
 from zmqtrain.data.subset import first_of
 from zmqtrain.errors import ConfigError, DataError
@@ -40,7 +41,7 @@ class Evaluator:
         """``dataset``: the evaluation set; without one nothing is measured.
 
         ``read_parameters`` returns the current parameters or, given True, their moving averages;
-        ``tables`` readers of the current rows. ``workers`` measure parts, too, while nobody trains.
+        ``tables`` readers of the current rows. ``workers`` measure parts, too, while none trains.
         """
         self._job, self._dataset, self._metrics = job, dataset, metrics
         self._read_parameters, self._workers = read_parameters, workers
@@ -94,7 +95,7 @@ class Evaluator:
             ConfigError, DataError: as for :meth:`evaluate`.
         """
         if not self._job.has_epochs:
-            await asyncio.to_thread(self.names)
+            await in_daemon(self.names)
 
     def forget(self) -> None:
         """The parameters were replaced, perhaps by those of an earlier step."""
@@ -104,7 +105,7 @@ class Evaluator:
         """Return the measures of the evaluation set at this step; {} without one.
 
         ``parameters``: of this step, or their moving averages, and readers of tables unless these
-        are current; None: the current ones, which nobody changes.
+        are current; None: the current ones, which do not change.
 
         Raises:
             ConfigError, DataError: the model or the dataset raises, or returns something wrong.

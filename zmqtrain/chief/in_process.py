@@ -18,6 +18,7 @@ from zmqtrain.chief.conductor import WATCH_S, Conductor
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
 from zmqtrain.compute.device import make_device
+from zmqtrain.compute.offload import in_daemon
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.figures import PassFigures
 from zmqtrain.coordination.ledger import Ledger
@@ -83,24 +84,40 @@ class LocalRun:
     def stop(self, code: int) -> None:
         """End the run after the current step, with this exit code; the first call decides."""
         self.stopped = self.stopped[0] or code, self.stopped[1]
-        if self._exchange is not None:
-            self._exchange.close(*self.stopped)
+        self._running.close(*self.stopped)
 
-    async def train(self) -> Summary:
-        """Train to the end; return the summary.
+    async def begin(self) -> None:
+        """Check what the run needs, and restore or initialise the parameters.
 
         Raises:
-            KeyboardInterrupt: the run was stopped before it began.
-            ZmqTrainError: it cannot begin, or cannot go on.
+            ZmqTrainError: it cannot begin.
         """
         if self._job.logdir:  # its checkpoints say of which data they are
-            self._fingerprint[DATA] = await asyncio.to_thread(describe, self._training)
+            self._fingerprint[DATA] = await in_daemon(describe, self._training)
         await self.saver.check()
         await self._evaluator.check()
-        exchange = await self._begin()
-        if self.stopped[0]:
-            raise KeyboardInterrupt
-        self._exchange = exchange
+        path, self.learned_until, generation = await self.saver.newest()
+        device = make_device("gpu", "--ps-device") if self._job.ps_device == "gpu" else None
+        shard = own_shard(self._job, self._layout, device)
+        ledger = Ledger()
+        if path is None:
+            shard.initialize(self._layout.flat_of(self._job.initial_values()))
+        else:
+            manifest = read_manifest(path)
+            shard.restore(path, manifest)
+            shard.learning_rate = restored_rate(self._job, manifest)
+            ledger = Ledger.restored(restored_batches(manifest, self._fingerprint))
+        self.generation = generation + 1
+        await self.saver.note_generation(self.generation)
+        self._exchange = LocalExchange(self._job, shard, ledger, self._between_steps)
+
+    async def train(self) -> Summary:
+        """Train to the end, once it has begun; return the summary.
+
+        Raises:
+            ZmqTrainError: it cannot go on.
+        """
+        exchange = self._running
         if not await self._conductor.begin(await self.progress()):
             await self.close(*self._conductor.verdict(await self.status()))
         times = StepTimes(Metrics(Role.WORKER))
@@ -123,23 +140,6 @@ class LocalRun:
         if self._exchange is None:
             raise RuntimeError("the run has not begun")
         return self._exchange
-
-    async def _begin(self) -> LocalExchange:
-        """Restore the newest checkpoint, or initialise the parameters."""
-        path, self.learned_until, generation = await self.saver.newest()
-        device = make_device("gpu", "--ps-device") if self._job.ps_device == "gpu" else None
-        shard = own_shard(self._job, self._layout, device)
-        ledger = Ledger()
-        if path is None:
-            shard.initialize(self._layout.flat_of(self._job.initial_values()))
-        else:
-            manifest = read_manifest(path)
-            shard.restore(path, manifest)
-            shard.learning_rate = restored_rate(self._job, manifest)
-            ledger = Ledger.restored(restored_batches(manifest, self._fingerprint))
-        self.generation = generation + 1
-        await self.saver.note_generation(self.generation)
-        return LocalExchange(self._job, shard, ledger, self._between_steps)
 
     async def progress(self) -> PassFigures:
         found = PassFigures.of(self._running.coordinator)

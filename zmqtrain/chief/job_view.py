@@ -62,7 +62,7 @@ class JobView:
         if status.failure:
             return f"failed: {status.failure}"
         if status.stop:
-            return f"done: {status.stop}"
+            return f"ended: {status.stop}"
         if not status.initialised:
             return "waiting for the chief to begin the job"
         parts = [f"training for {self._trained}"]
@@ -243,11 +243,10 @@ class JobView:
         }
 
     def _speed(self, task: TaskStatus, earlier: TaskStatus | None) -> str:
-        if earlier is None or earlier.step > task.step or not self.seconds:
+        if task.role == Role.CHIEF or earlier is None or not self.seconds:
             return NOTHING
-        return (
-            NOTHING if task.role == Role.CHIEF else rate((task.step - earlier.step) / self.seconds)
-        )
+        steps = task.step - earlier.step
+        return rate(steps / self.seconds) if steps >= 0 else NOTHING
 
     def _absence(self, task: TaskStatus) -> str:
         for_s, waits = duration(task.silent_s), self.status.waits

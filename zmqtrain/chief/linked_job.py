@@ -28,17 +28,7 @@ from zmqtrain.observe.outcome import STOPPED_BY
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.protocol.status import Status, TableStatuses, TaskStatus, of_all_shards
 from zmqtrain.store.segment import Reached
-from zmqtrain.wire.control import (
-    Close,
-    Extend,
-    GetStatus,
-    Initialize,
-    Keep,
-    Save,
-    SaveEnded,
-    SetRate,
-    Shutdown,
-)
+from zmqtrain.wire import control
 from zmqtrain.wire.messages import Leave, Parameters, Read
 
 KEPT_NBYTES = 1 << 28
@@ -69,7 +59,7 @@ class LinkedJob:
             chief.fingerprint,
             chief.metrics,
             self.write_shards,
-            lambda path, failure: self.leader.send(SaveEnded(path, failure)),
+            lambda path, failure: self.leader.send(control.SaveEnded(path, failure)),
         )
 
     @property
@@ -126,7 +116,7 @@ class LinkedJob:
         self._chief.generation = generation
         await self.saver.note_generation(generation)
         async with self.saver.shared_directory() as logdir:
-            message = Initialize(str(path) if path is not None else None, logdir)
+            message = control.Initialize(str(path) if path is not None else None, logdir)
             await asyncio.gather(
                 *(link.request(message, reason="it is initialising") for link in self.links)
             )
@@ -152,7 +142,7 @@ class LinkedJob:
     async def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
         """Return the status, at the latest after ``wait_s``, earlier if an event is new."""
         reply = await self.leader.request(
-            GetStatus(seen, wait_s), reason="it has not reported the status"
+            control.GetStatus(seen, wait_s), reason="it has not reported the status"
         )
         status = reply.expect(Status)
         self.tasks = status.tasks
@@ -184,7 +174,7 @@ class LinkedJob:
 
         ``done``: those up to this one are not read any more.
         """
-        keep = Keep(version, self._chief.job.evaluate_average, done)
+        keep = control.Keep(version, self._chief.job.evaluate_average, done)
         requests = (link.request(keep, reason="it keeps a version") for link in self.links)
         return [reply.expect(Parameters).version for reply in await asyncio.gather(*requests)]
 
@@ -224,15 +214,15 @@ class LinkedJob:
 
     async def write_shards(self, directory: Path) -> Saved:
         reply = await self.leader.request(
-            Save(str(directory)), reason="the shards are writing a checkpoint"
+            control.Save(str(directory)), reason="the shards are writing a checkpoint"
         )
         return reply.expect(Saved)
 
     async def set_learning_rate(self, rate: float | None) -> None:
-        await self.leader.request(SetRate(rate), reason="it sets the learning rate")
+        await self.leader.request(control.SetRate(rate), reason="it sets the learning rate")
 
     async def extend(self, limit: int, epoch_batches: int) -> None:
-        extend = Extend(limit, epoch_batches)
+        extend = control.Extend(limit, epoch_batches)
         await self.leader.request(extend, reason="the next epoch begins")
 
     async def close(self, exit_code: int, reason: str) -> None:
@@ -244,7 +234,7 @@ class LinkedJob:
             limit_s = share * self._timing.grace_s
             try:
                 await self.leader.request(
-                    Close(at_once, int(exit_code), reason),
+                    control.Close(at_once, int(exit_code), reason),
                     reason="workers finish their steps",
                     timeout_s=limit_s,
                 )
@@ -298,7 +288,7 @@ class LinkedJob:
 
     async def shut_down(self, code: int, reason: str, summary: str) -> None:
         """Send all tasks the end of the job."""
-        message = Shutdown(int(code), reason, summary)
+        message = control.Shutdown(int(code), reason, summary)
         results = await asyncio.gather(
             *(
                 link.request(message, reason="it has not confirmed the end", timeout_s=SHUTDOWN_S)

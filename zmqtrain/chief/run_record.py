@@ -58,10 +58,15 @@ class RunRecord:
     """Notes statuses; times are Unix times in seconds."""
 
     def __init__(
-        self, name: str, evaluations: Evaluations, clock: Callable[[], float] = lambda: time.time()
+        self,
+        name: str,
+        evaluations: Evaluations,
+        logdir: str | None = None,
+        clock: Callable[[], float] = lambda: time.time(),
     ) -> None:
         """``evaluations`` returns all so far, each with its ``step`` and its measures."""
         self._name, self._evaluations, self._clock = name, evaluations, clock
+        self._logdir = None if logdir is None else Path(logdir)
         self._samples: list[list[Any]] = []
         self._events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
         self._evaluated: list[dict[str, Any]] = []
@@ -70,8 +75,7 @@ class RunRecord:
         self._sampled: Status | None = None
         self._interval_s, self._began_at = SAMPLE_S, clock()
         self._saved_at = self._began_at
-        self._earlier: asyncio.Future[dict[str, Any] | None] | None = None  # of an earlier life
-        self._is_resumed = False
+        self._resuming: asyncio.Task[None] | None = None  # reads that of an earlier life
 
     def take(self, status: Status, *, saved: int = 0, ended: str = "") -> None:
         """Record the news since the last status, and its figures if the last ones are old.
@@ -111,40 +115,39 @@ class RunRecord:
             record |= described(self._watched.view)
         return record
 
-    async def save_if_due(self, logdir: str | None) -> None:
+    async def save_if_due(self) -> None:
         """Save the record now and then; go on with that of an earlier life once it is read."""
-        if logdir is not None and self._look_back(logdir).done():
-            self._go_on(await self._look_back(logdir))
+        if self._logdir is not None:
+            self._resume_earlier(self._logdir)
         if self._clock() - self._saved_at >= SAVE_S:
-            await self.save(logdir)
+            await self.save()
 
-    async def save(self, logdir: str | None) -> None:
+    async def save(self) -> None:
         """Write the record into the logdir, if there is one; a failure is logged."""
         self._saved_at = self._clock()
-        if logdir is None:
+        if self._logdir is None:
             return
-        self._go_on(await self._look_back(logdir))
+        await self._resume_earlier(self._logdir)
         try:
-            await asyncio.to_thread(_write, self.as_dict(), Path(logdir) / RECORD_FILE)
+            await asyncio.to_thread(_write, self.as_dict(), self._logdir / RECORD_FILE)
         except OSError as error:
             log.warning("the record of the run cannot be written: %s", error)
 
-    async def leave(self, logdir: str | None) -> None:
+    async def leave(self) -> None:
         """Note that this chief leaves the job, and save the record for the next one."""
         if self._sampled is not None:
             self._note(["the chief was stopped and left; the job goes on"])
-            await self.save(logdir)
+            await self.save()
 
-    def _look_back(self, logdir: str) -> asyncio.Future[dict[str, Any] | None]:
-        """Return the record of an earlier life, which is read once, while the job goes on."""
-        if self._earlier is None:
-            self._earlier = asyncio.ensure_future(asyncio.to_thread(read_record, Path(logdir)))
-        return self._earlier
+    def _resume_earlier(self, logdir: Path) -> asyncio.Task[None]:
+        """Go on with the record of an earlier life, which is read once, while the job goes on."""
+        if self._resuming is None:
+            self._resuming = asyncio.create_task(self._read_earlier(logdir))
+        return self._resuming
 
-    def _go_on(self, record: Mapping[str, Any] | None) -> None:
-        if record is not None and not self._is_resumed:
-            self.resume(record)
-        self._is_resumed = True
+    async def _read_earlier(self, logdir: Path) -> None:
+        if (found := await asyncio.to_thread(read_record, logdir)) is not None:
+            self.resume(found)
 
     def resume(self, record: Mapping[str, Any]) -> None:
         """Go on with the record of an earlier life."""

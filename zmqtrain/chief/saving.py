@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from zmqtrain.chief.uploads import Uploads
+from zmqtrain.compute.offload import in_daemon
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import CheckpointError
 from zmqtrain.fingerprint import changes_since
@@ -131,7 +132,7 @@ class Saver:
         """
         if self._logdir is None:
             return None, 0, 0
-        found = await asyncio.to_thread(logdirs.newest_valid, self._logdir, self._skipped)
+        found = await in_daemon(logdirs.newest_valid, self._logdir, self._skipped)
         root = checkpoint.checkpoints_directory(self._logdir)
         generation = await asyncio.to_thread(logdirs.last_generation, root)
         self._tried_step = 0 if found is None else found[1].global_step
@@ -165,11 +166,15 @@ class Saver:
         Raises:
             CheckpointError: it cannot be written.
         """
-        with contextlib.ExitStack() as stack:
-            logdir = self._logdir
-            if logdir is None:
-                logdir = Path(stack.enter_context(TemporaryDirectory(prefix="zmqtrain-")))
+        with TemporaryDirectory(prefix="zmqtrain-") as temporary:
+            logdir = self._logdir or Path(temporary)
             yield await self._save(logdir, self.last_step, generation, weights)
+
+    async def use(self, step: int, generation: int, use: Callable[[Path], None]) -> None:
+        """Call ``use`` in a thread with a checkpoint of now, which is deleted; see :meth:`save`."""
+        async with self.shared_directory() as directory:
+            with TemporaryDirectory(prefix="zmqtrain-", dir=directory or None) as logdir:
+                await asyncio.to_thread(use, await self._save(Path(logdir), step, generation))
 
     async def note_generation(self, generation: int) -> None:
         """Store the number of the generation that begins; the job goes on if this fails."""
@@ -224,7 +229,7 @@ class Saver:
     async def _save(
         self, logdir: Path, step: int, generation: int, weights: Mapping[str, Any] | None = None
     ) -> Path:
-        """``weights``: of all variables, to be saved in place of the current ones."""
+        """``weights``: values of all variables, to be saved instead of the current ones."""
         temporary = await asyncio.to_thread(checkpoint.begin, logdir, step)
         with _removed_on(temporary, BaseException):  # a cancelled attempt, too
             saved = await self._write_shards(temporary)
@@ -239,12 +244,12 @@ class Saver:
             manifest = self._manifest(saved, files, generation, all_apart=weights is not None)
         with _removed_on(temporary, CheckpointError):  # its thread goes on if this is cancelled
             path = await asyncio.to_thread(checkpoint.commit, temporary, manifest)
-        if weights is None and self._unchanging():
-            self._frozen = path / files[-1].file, files[-1]
         await asyncio.to_thread(logdirs.prune, logdir, self._job.keep_checkpoints)
         self._metrics.checkpoint_bytes.set(sum(file.nbytes for file in files))
         if logdir == self._logdir:
             self.last_step = saved.step
+            if weights is None and self._unchanging():
+                self._frozen = path / files[-1].file, files[-1]
         return path
 
     def _unchanging(self) -> dict[str, NDArray[Any]]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
+from zmqtrain.compute.offload import in_daemon
 from zmqtrain.errors import CheckpointError
 from zmqtrain.job import Job
 from zmqtrain.store.logdir import checkpoints
@@ -46,10 +44,10 @@ class Uploads:
         if not self._address:
             return
         log.info("looking for newer checkpoints at %s", self._address)
-        self._remote = remote = await asyncio.to_thread(RemoteCheckpoints, self._address)
+        self._remote = remote = await in_daemon(RemoteCheckpoints, self._address)
         try:
-            await asyncio.to_thread(remote.check)
-            found = await asyncio.to_thread(remote.fetch_newer, logdir)
+            await in_daemon(remote.check)
+            found = await in_daemon(remote.fetch_newer, logdir)
         except CheckpointError as error:
             if not checkpoints(logdir):
                 raise
@@ -113,7 +111,7 @@ class Uploads:
     async def _put(self, remote: RemoteCheckpoints, opened: OpenedCheckpoint) -> None:
         started = time.monotonic()
         try:
-            await in_daemon(partial(remote.put, opened, self._keep))
+            await in_daemon(remote.put, opened, self._keep)
         except CheckpointError as error:
             self._fail(CheckpointError(f"{opened.path} was not uploaded: {error}"))
         else:
@@ -125,29 +123,3 @@ class Uploads:
         self._failure = failure
         log.error("%s", failure)
         self._on_failure(str(failure))
-
-
-def in_daemon(call: Callable[[], object]) -> asyncio.Future[None]:
-    """Call in a thread that does not keep the process from ending; return what to await."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def settle(error: Exception | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    def run() -> None:
-        error = None
-        try:
-            call()
-        except Exception as raised:
-            error = raised
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, error)
-
-    threading.Thread(target=run, name="upload", daemon=True).start()
-    return done

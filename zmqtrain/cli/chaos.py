@@ -9,10 +9,9 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command, seconds_option
 from zmqtrain.errors import ConfigError, PeerLostError
 from zmqtrain.local.chaos import ROLES, Act, Chaos, Report, figures, schedule
 from zmqtrain.units import counted, duration

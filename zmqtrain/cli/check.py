@@ -24,7 +24,7 @@ from zmqtrain.config.cluster import (
     is_of_this_host,
     parse_address,
 )
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, names_of, options_of, values_of
 from zmqtrain.config.resolvers.engine import variable_of_index

@@ -1,4 +1,7 @@
-"""`zmqtrain checkpoints` lists what a logdir holds; `zmqtrain export` writes weights to a file."""
+"""Commands that read a logdir: what it holds, its weights as a file, a page of the run.
+
+They are `zmqtrain checkpoints`, `zmqtrain export` and `zmqtrain report`.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,16 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import say, shape_of, show_result, table
-from zmqtrain.config.help import command
-from zmqtrain.errors import CheckpointError
+from zmqtrain.chief.run_record import RECORD_FILE, read_record
+from zmqtrain.cli.ended import with_ending
+from zmqtrain.cli.output import say, shape_of, show_result, table, write_named
+from zmqtrain.config.commands import command
+from zmqtrain.errors import CheckpointError, ConfigError
+from zmqtrain.observe.page import report
+from zmqtrain.store.array_files import RowDtype, check_table_file, write_table
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.logdir import checkpoints, step_of
 from zmqtrain.store.manifest import read_manifest, verify
-from zmqtrain.store.table_files import RowDtype, check_table_file, write_table
 from zmqtrain.store.weights import checkpoint_at, no_checkpoint, save, table_at
 from zmqtrain.units import NOTHING, counted, data_size
 
@@ -108,6 +114,37 @@ def export_command(
     write_table(to, replace(export, dtype=dtype or "float32"))
     forgotten = "" if export.forgotten is None else f", {len(export.forgotten)} forgotten"
     say(f"{to}: {counted(len(export.rows.ids), 'row')} at step {export.step}{forgotten}")
+
+
+@command("report")
+@click.argument("logdir", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option(
+    "--html",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="run.html",
+    show_default=True,
+    help="the file to write",
+)
+def report_command(*, logdir: Path, path: Path) -> None:
+    """Write a page of the run in LOGDIR: its curves, and what happened.
+
+    The page is one file that needs no network. It can also be made of a run that failed or was
+    killed. While a job runs, its chief serves the same page at its metrics address.
+
+    \b
+    Examples:
+      zmqtrain report runs/net
+      zmqtrain report runs/net --html net.html
+    """
+    record = read_record(logdir)
+    if record is None:
+        raise ConfigError(
+            f"{logdir} has no {RECORD_FILE}; expected the logdir of a job that has trained for "
+            "some seconds"
+        )
+    write_named(path, report(with_ending(record, str(logdir))))
+    say(f"{path} is written; open it in a browser")
 
 
 def _described(path: Path) -> dict[str, Any]:

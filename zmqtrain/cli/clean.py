@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from zmqtrain.cli.output import cell, show_result, table
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command
 from zmqtrain.config.options import names_of, option_of
 from zmqtrain.config.run_file import old_notes
 from zmqtrain.config.task import TaskConfig

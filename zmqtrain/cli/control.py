@@ -10,13 +10,12 @@ from pathlib import Path
 import click
 
 from zmqtrain.cli.ended import left_outcome
-from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.cli.output import say
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.clusters.submitted import Submitted
 from zmqtrain.config.cluster import Role
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command, seconds_option
 from zmqtrain.errors import ConfigError, ExitCode, NotRunningError, PeerLostError, RefusedError
 from zmqtrain.observe.outcome import Outcome
 from zmqtrain.policies import load_policy

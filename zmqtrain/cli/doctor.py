@@ -16,7 +16,7 @@ from rich.text import Text
 
 from zmqtrain.cli.output import show, table
 from zmqtrain.compute.threads import usable_cores
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command
 from zmqtrain.config.task import METRICS_PORTS, TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.store.segment_files import default_directory

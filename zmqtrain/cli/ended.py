@@ -31,7 +31,7 @@ OUTCOME_S, POLL_S = 10.0, 0.5
 """How long, and how often, the outcome of a job that has just been stopped is asked for."""
 
 LOST = "lost"
-"""The state of a job that nobody has ended: its tasks are gone."""
+"""The state of a job without an end: its tasks are gone."""
 
 REMEDIES = {
     ExitCode.USAGE: "correct the mistake",

@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from zmqtrain.cli.output import say, write_named
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command
 from zmqtrain.data import CSV, Digits, Holdout
 from zmqtrain.errors import ConfigError
 
@@ -95,7 +95,7 @@ def _check_name(file: Path) -> None:
     if file.exists():
         raise ConfigError(f"{file} exists already; give another name, or remove it")
     if file.suffix != ".py" or not file.stem.isidentifier():
-        raise ConfigError(f"{file} is no name of a module; expected one such as net.py")
+        raise ConfigError(f"{file} is not the name of a module; expected a name such as net.py")
     if importlib.util.find_spec(file.stem) is not None:
         raise ConfigError(
             f"{file} would hide the module {file.stem}; give another name, such as net.py"

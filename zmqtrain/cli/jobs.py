@@ -15,7 +15,7 @@ from zmqtrain.cli.output import cell, show_result, table
 from zmqtrain.cli.remote import ways_to
 from zmqtrain.clusters.programs import in_daemons
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command
 from zmqtrain.config.run_file import RunningJob, running_jobs
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.units import duration

@@ -11,7 +11,7 @@ from zmqtrain.cli.output import cell, show_result, table
 from zmqtrain.clusters.engines import engine_named, engine_of
 from zmqtrain.clusters.submitted import submitted_job, submitted_jobs
 from zmqtrain.config.cluster import Role
-from zmqtrain.config.help import Group
+from zmqtrain.config.commands import Group
 from zmqtrain.config.options import names_of, option_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError

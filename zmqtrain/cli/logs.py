@@ -16,7 +16,7 @@ from zmqtrain.clusters.engines import engine_of
 from zmqtrain.clusters.programs import in_daemons
 from zmqtrain.clusters.submitted import Submitted, submitted_job
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command
 from zmqtrain.errors import ConfigError, NotRunningError, PeerLostError, ZmqTrainError
 from zmqtrain.observe.logs import line_as_json, line_as_text
 

@@ -8,8 +8,7 @@ from importlib import import_module
 
 import click
 
-from zmqtrain.config.help import ALL, HELP_ALL, Group
-from zmqtrain.config.invoke import invoke
+from zmqtrain.config.commands import ALL, HELP_ALL, Group, invoke
 from zmqtrain.hints import did_you_mean
 from zmqtrain.hosting.signals import interrupts_kept
 
@@ -21,7 +20,7 @@ COMMANDS = {
     "run": "zmqtrain.cli.run:run_command",
     "status": "zmqtrain.cli.status:status_command",
     "top": "zmqtrain.cli.top:top_command",
-    "why": "zmqtrain.cli.why:why_command",
+    "why": "zmqtrain.cli.status:why_command",
     "policy": "zmqtrain.cli.control:policy_command",
     "save": "zmqtrain.cli.control:save_command",
     "stop": "zmqtrain.cli.control:stop_command",
@@ -33,7 +32,7 @@ COMMANDS = {
     "scale": "zmqtrain.cli.submit:scale_command",
     "checkpoints": "zmqtrain.cli.checkpoints:checkpoints_command",
     "export": "zmqtrain.cli.checkpoints:export_command",
-    "report": "zmqtrain.cli.report:report_command",
+    "report": "zmqtrain.cli.checkpoints:report_command",
     "placement": "zmqtrain.cli.placement:placement_command",
     "check": "zmqtrain.cli.check:check_command",
     "doctor": "zmqtrain.cli.doctor:doctor_command",

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from zmqtrain.cli.output import cell, shape_of, show_result, table
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import option_of
 from zmqtrain.job import Job

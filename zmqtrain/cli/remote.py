@@ -18,10 +18,10 @@ import click
 from zmqtrain.actors.client import ask
 from zmqtrain.actors.halts import halt_at
 from zmqtrain.cli.ended import EndedJob, ended_in, ended_job
-from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.clusters.submitted import Submitted, submitted_job
 from zmqtrain.config.cluster import Role, connect_endpoint
+from zmqtrain.config.commands import seconds_option
 from zmqtrain.config.options import names_of, option_of, values_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, TfConfig, read_tf_config
 from zmqtrain.config.run_file import RunningJob, running_jobs
@@ -103,8 +103,8 @@ class RemoteJob:
             if not self.name or self.submitted is not None or halt_at(self.address):
                 raise
             raise PeerLostError(
-                f"{error}; {self.name} runs on this host and may still be starting: ask again, or "
-                "wait longer with --timeout-s"
+                f"{error}; {self.name} runs on this host, and its ps 0 is still starting or has "
+                "died: ask again, or wait longer with --timeout-s"
             ) from None
         except ProtocolError as error:
             raise ProtocolError(
@@ -119,8 +119,7 @@ class RemoteJob:
     @property
     def chief_metrics(self) -> str:
         """The address at which its chief serves metrics, "" if it is not on this host."""
-        found = (job.metrics for job in running_jobs() if self.address in job.ps[:1])
-        return next(found, "")
+        return next((job.metrics for job in running_jobs() if self.address in job.ps[:1]), "")
 
     def spent(self) -> Mapping[str, float]:
         """Return the tasks of a `zmqtrain run` here that have no restart left, and until when."""
@@ -287,9 +286,7 @@ def _as_client(security: Security) -> Security:
 def _name_of(address: str) -> str:
     """Return the name of the job at this address, "" if it is not on this host."""
     with contextlib.suppress(ConfigError):  # only the name is missing then
-        for job in running_jobs():
-            if address in job.ps[:1]:
-                return job.job
+        return next((job.job for job in running_jobs() if address in job.ps[:1]), "")
     return ""
 
 

@@ -9,13 +9,12 @@ import click
 
 from zmqtrain.cli.control import WAIT_S, remove, stop_job
 from zmqtrain.cli.ended import ended_job
-from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.cli.remote import reached
 from zmqtrain.cli.submit import planned, submit_command, submit_plan
 from zmqtrain.cli.words import repeated
 from zmqtrain.clusters.plan import GRACE_S, SubmitPlan
 from zmqtrain.clusters.submitted import COMPLETED, Submitted, TakenError, submitted_job
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command, seconds_option
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.hints import explaining

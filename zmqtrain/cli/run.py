@@ -21,8 +21,8 @@ from zmqtrain.cli.output import show_json
 from zmqtrain.cli.top_view import top_view
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.commands import command
 from zmqtrain.config.fit_script import is_fit_script
-from zmqtrain.config.help import command
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import flags_of, mistyped, option_of, options_of, values_of
 from zmqtrain.config.task import ENVIRON, TaskConfig, forget_tf_config
@@ -37,7 +37,6 @@ from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.strategy import MIRRORED, is_mirrored, local_cluster
 from zmqtrain.protocol.status import Status
 from zmqtrain.roles import script
-from zmqtrain.roles.process import refuse_task
 
 REFRESH_S = 0.5
 DEBUGGING_S = 86400.0
@@ -59,10 +58,9 @@ log = logging.getLogger(__name__)
 def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) -> None:
     """Train JOB with a local cluster of processes.
 
-    JOB is file.py, file.py:name or package.module:name; or a script that calls Trainer.fit; it
-    continues in this process after training. Ctrl-C ends the run: a job with a logdir saves a
-    checkpoint, and the same command resumes from it. Output and warnings of a worker or ps appear
-    on stderr as "worker 0 | ...".
+    JOB is file.py, file.py:name or package.module:name, or a script that calls Trainer.fit, which
+    goes on in this process after the training. Ctrl-C ends the run: with a logdir it saves, and the
+    same command resumes. Output and warnings of the tasks appear on stderr as "worker 0 | ...".
 
     \b
     Examples:
@@ -73,7 +71,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
       zmqtrain run examples/mnist.py --data DIR --policy sync-replicas --json
       zmqtrain run net.py --debug 0
     """
-    refuse_task("zmqtrain run")
+    script.refuse_task("zmqtrain run")
     forget_tf_config()  # the tasks get their cluster by flags
     level, log_format = "info" if verbose else "warning", flags["log_format"] or "text"
     setup_logging(str(Task(Role.CHIEF, 0)), level, log_format)

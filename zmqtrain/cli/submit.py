@@ -22,12 +22,8 @@ from zmqtrain.clusters.engine import Engine
 from zmqtrain.clusters.engines import engine_named, engine_of
 from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, SubmitPlan, name_for, plan_of
 from zmqtrain.clusters.submission import Submission
-from zmqtrain.clusters.submitted import (
-    Submitted,
-    directory_of,
-    submitted_job,
-)
-from zmqtrain.config.help import command
+from zmqtrain.clusters.submitted import Submitted, directory_of, submitted_job
+from zmqtrain.config.commands import command
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import names_of, option_of, options_of, values_of, variable_of
 from zmqtrain.config.task import TaskConfig

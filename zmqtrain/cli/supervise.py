@@ -12,9 +12,7 @@ import sys
 
 import click
 
-from zmqtrain.cli.numbers import seconds_option
-from zmqtrain.config.help import command
-from zmqtrain.config.invoke import invoke
+from zmqtrain.config.commands import command, invoke, seconds_option
 from zmqtrain.config.restarts import USUAL_LIMITS, Limits
 from zmqtrain.local.supervisor import supervise
 from zmqtrain.observe.logs import FORMATS, setup_logging
@@ -29,7 +27,7 @@ from zmqtrain.observe.logs import FORMATS, setup_logging
     show_default=True,
     envvar="ZMQTRAIN_MAX_RESTARTS",
     show_envvar=True,
-    help="most restarts within --within-s seconds",
+    help="largest number of restarts within --within-s seconds",
 )
 @seconds_option(
     "--within-s",

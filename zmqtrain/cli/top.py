@@ -19,7 +19,7 @@ from zmqtrain.cli.output import say, show_json
 from zmqtrain.cli.remote import RemoteJob, about_a_job, reached
 from zmqtrain.cli.status import show_ended, status_json
 from zmqtrain.cli.top_view import top_view
-from zmqtrain.config.help import command
+from zmqtrain.config.commands import command
 from zmqtrain.errors import ConfigError, PeerLostError
 from zmqtrain.protocol.status import Status
 

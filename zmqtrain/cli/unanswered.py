@@ -73,7 +73,7 @@ async def _answer(address: str, path: str) -> bytes:
     """
     Raises:
         OSError: nothing answers.
-        ConfigError: this is no address.
+        ConfigError: this is not an address.
         ValueError: the answer is too large.
     """
     target = parse_address(address)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import click
 from click.core import ParameterSource
 
-from zmqtrain.config.help import Command
+from zmqtrain.config.commands import Command
 from zmqtrain.config.options import PREFIX, flags_of
 from zmqtrain.errors import ConfigError
 

@@ -13,8 +13,8 @@ import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 
-from zmqtrain.clusters.options import SshHost
 from zmqtrain.clusters.plan import FIRST_METRICS_PORT, GRACE_S, JOBS, SubmitPlan, keys_of, port_of
+from zmqtrain.clusters.submission import SshHost
 from zmqtrain.clusters.submitted import TAKEN, Submitted
 from zmqtrain.clusters.templates import filled
 from zmqtrain.config.cluster import Role, Task, is_of_this_host
@@ -90,7 +90,7 @@ def keyed(
 def problem(facts: str, digest: str, cpu: int = 1) -> str:
     """Return the problem of a host with these facts, "" if there is none.
 
-    ``digest``: of the job's file, "" if there is none. ``cpu``: CPUs of the largest task.
+    ``digest``: that of the job's file, "" without one. ``cpu``: CPUs of the largest task.
     """
     lines = facts.splitlines()
     found = dict(line.partition(" ")[::2] for line in lines)

@@ -23,9 +23,8 @@ from zmqtrain.clusters.kubernetes import (
     volume_of,
 )
 from zmqtrain.clusters.plan import SubmitPlan
-from zmqtrain.clusters.pod_lives import Life, lives_of, message_of, name_of, pods_of, task_of
-from zmqtrain.clusters.pod_reasons import reasons_of, title_of
-from zmqtrain.clusters.pods import Manifest
+from zmqtrain.clusters.pod_options import Manifest
+from zmqtrain.clusters.pod_reports import Life, Pods, title_of
 from zmqtrain.clusters.programs import Programs, Write
 from zmqtrain.clusters.submission import Submission
 from zmqtrain.clusters.submitted import (
@@ -132,27 +131,26 @@ class Kubernetes(Engine):
         objects = self._objects(job)
         if ended := state_of(job, objects):
             return ended
-        pods = self._pods(job.name)
-        phases = [str(pod["status"].get("phase", "Pending")).lower() for pod in pods]
-        tasks = job.workers + (job.ps + 1 if job.ps else 0)
-        missing = tasks - len({task_of(pod) for pod in pods})
-        lacking = f", {missing} without a pod" if phases and missing > 0 else ""
+        pods = self._pods(job)
+        missing = len(job.tasks) - len(pods.tasks)
+        lacking = f", {missing} without a pod" if pods.phases and missing > 0 else ""
         may_come = objects or job.is_applied_by_others
-        return tally(phases) + lacking or ("no pods yet" if may_come else GONE)
+        return tally(pods.phases) + lacking or ("no pods yet" if may_come else GONE)
 
     def outcome(self, job: Submitted) -> str:
-        return message_of(pods_of(self._pods(job.name), job.concluding), CONTAINERS[job.kind])
+        return self._pods(job).message(job.concluding)
 
     def reasons(self, job: Submitted) -> list[Reason]:
         try:
             events = self._json("get", "events", "--field-selector=type=Warning")
         except RefusedError:  # the other objects are enough
             events = {"items": []}
-        return reasons_of(job.name, self._objects(job), self._pods(job.name), events)
+        objects = self._objects(job)
+        return self._pods(job).reasons(objects, events)
 
     @contextlib.contextmanager
     def located(self, job: Submitted) -> Iterator[str]:
-        pod = self._pod(job.name, job.leader)
+        pod = self._pods(job).running(job.leader)
         words = self._words("port-forward", f"pod/{pod}", f":{PORT}")
         with PROGRAMS.serving(words, r"Forwarding from (127\.0\.0\.1:\d+)") as found:
             yield found[1]
@@ -179,7 +177,7 @@ class Kubernetes(Engine):
     def logs(
         self, job: Submitted, task: Task, out: Write, *, follow: bool, previous: bool = False
     ) -> None:
-        lives = self._lives(job, task)
+        lives = self._pods(job).lives(task)
         if not lives:
             raise not_running(task, job.name)
         if previous:
@@ -190,7 +188,7 @@ class Kubernetes(Engine):
             return
         self._show(job, lives[-1], out, follow=follow)
         while follow and not is_over(self.state(job)):
-            newest = self._lives(job, task)[-1:]
+            newest = self._pods(job).lives(task)[-1:]
             with contextlib.suppress(PeerLostError):  # its container has not started yet
                 if newest not in ([], lives[-1:]):
                     self._show(job, newest[0], out, follow=True)
@@ -261,19 +259,8 @@ class Kubernetes(Engine):
         kinds = {*RESOURCES[job.kind], "jobs.batch"}
         return self._items(",".join(sorted(kinds)), job.name)
 
-    def _pods(self, name: str) -> list[Mapping[str, Any]]:
-        return self._items("pods", name)
-
-    def _pod(self, name: str, task: Task) -> str:
-        """Return the name of a task's newest running pod."""
-        found = pods_of(self._pods(name), task)
-        running = [pod for pod in found if pod["status"].get("phase") == "Running"]
-        if not running:
-            raise not_running(task, name)
-        return name_of(running[-1])
-
-    def _lives(self, job: Submitted, task: Task) -> list[Life]:
-        return lives_of(pods_of(self._pods(job.name), task), CONTAINERS[job.kind])
+    def _pods(self, job: Submitted) -> Pods:
+        return Pods(job.name, self._items("pods", job.name), CONTAINERS[job.kind])
 
     def _show(
         self,

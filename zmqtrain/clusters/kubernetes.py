@@ -16,8 +16,7 @@ from typing import Any
 import yaml
 
 from zmqtrain.clusters.plan import ENDED, GRACE_S, MIB, PERMANENT, SubmitPlan
-from zmqtrain.clusters.pod_options import KEYS, LABELS, LOGDIR, SHM
-from zmqtrain.clusters.pods import Manifest, changed
+from zmqtrain.clusters.pod_options import KEYS, LABELS, LOGDIR, SHM, Manifest, changed
 from zmqtrain.clusters.templates import filled
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import names_of, variable_of
@@ -72,7 +71,7 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "'" if _NO_TEXT.fullmatch(text) else None
+    style = "'" if _NO_TEXT.fullmatch(text) else "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -67,7 +67,7 @@ class RayTask:
     def tend(self, addresses: Sequence[str]) -> tuple[str, str]:
         """Have the task run; return its state, or its exit code, and where it listens.
 
-        ``addresses``: of all tasks that listen; empty as long as they are not known.
+        ``addresses``: those of all tasks that listen; empty until they are known.
         """
         if addresses != self._known_addresses:
             self._kill()

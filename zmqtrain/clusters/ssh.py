@@ -14,10 +14,9 @@ from typing import Self
 
 from zmqtrain.clusters.engine import Engine, Reason, ended, not_scaled, summary
 from zmqtrain.clusters.hosts import address_of, keyed, placed, problem, render
-from zmqtrain.clusters.options import SshHost, hosts_of
 from zmqtrain.clusters.plan import GRACE_S, SubmitPlan
 from zmqtrain.clusters.programs import Programs, Write
-from zmqtrain.clusters.submission import Submission
+from zmqtrain.clusters.submission import SshHost, Submission, hosts_of
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
 from zmqtrain.config.cluster import Task
 from zmqtrain.config.options import names_of

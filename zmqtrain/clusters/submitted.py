@@ -115,7 +115,7 @@ class Submitted(WithTasks):
 
     @property
     def is_applied_by_others(self) -> bool:
-        """Whether zmqtrain has only printed it; nobody knows here when it is applied."""
+        """Whether zmqtrain has only printed it, so that it is unknown when it is applied."""
         return "--record" in self.words
 
     def claim(self) -> None:
@@ -193,9 +193,10 @@ def submitted_job(name: str) -> Submitted:
     jobs = {job.name: job for job in (*_jobs_in(f"*{NOTE}"), *submitted_jobs())}
     if name not in jobs:
         known = f"expected one of {', '.join(jobs)}" if jobs else "there is none"
+        other = f"; if it is a logdir, give --logdir {name}" if Path(name).is_dir() else ""
         raise ConfigError(
             f"{name} is not a job that you submitted from this home directory; {known}"
-            f"{did_you_mean(name, jobs)}"
+            f"{did_you_mean(name, jobs)}{other}"
         )
     return jobs[name]
 

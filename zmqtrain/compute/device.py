@@ -135,7 +135,7 @@ class Gpu(Device):
         return mapped(self._placed, arrays)
 
     def _placed(self, leaf: Any) -> Any:
-        """Return an array on the device; the model moves values that are no NumPy arrays."""
+        """Return an array on the device; the model moves values other than NumPy arrays."""
         is_numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
         return self._cupy.asarray(leaf) if is_numeric else leaf
 

@@ -12,9 +12,7 @@ from zmqtrain.errors import ConfigError
 
 OPTION = "--exchange nccl"
 
-DEADLINE_S = 60.0
-"""A sum that takes longer will never be there: a GPU, or NCCL on it, hangs."""
-
+DEADLINE_S = 60.0  # a sum that takes longer will never be there: a GPU, or NCCL on it, hangs
 _NOT_READY = 600  # cudaErrorNotReady
 
 # Kernels of two communicators on the same devices may wait for one another forever.

@@ -7,11 +7,13 @@ would delay heartbeats. The duration of the last call decides.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
@@ -35,7 +37,7 @@ class Offload:
         return await self.run_in_thread(partial(self._timed, work))
 
     async def run_in_thread(self, work: Callable[[], Result]) -> Result:
-        """Do the same in the thread, without measuring the work."""
+        """Return the result of ``work``, run in the thread and not measured."""
         self._in_thread += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -51,3 +53,29 @@ class Offload:
             return work()
         finally:
             self._last_s = time.perf_counter() - started
+
+
+class _Daemons(Executor):
+    """A thread for each call."""
+
+    def submit(self, call: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
+        future = Future[Result]()
+
+        def run() -> None:
+            try:
+                future.set_result(call(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        future.set_running_or_notify_cancel()
+        threading.Thread(target=run, name="daemon", daemon=True).start()
+        return future
+
+
+async def in_daemon(call: Callable[..., Result], *args: Any) -> Result:
+    """Do what asyncio.to_thread() does, in a thread that keeps no process from ending.
+
+    So this may be cancelled while the call hangs, as at Ctrl-C.
+    """
+    run = partial(contextvars.copy_context().run, call, *args)
+    return await asyncio.get_running_loop().run_in_executor(_Daemons(), run)

@@ -9,28 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from enum import Enum
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 
-from zmqtrain.compute.arrays import Flat
-from zmqtrain.compute.blocks import blocks
+from zmqtrain.compute.arrays import Flat, blocks
 
 log = logging.getLogger(__name__)
 
-SIZE = 1 << 18
-"""Elements of a buffer, 1 MiB: larger ones leave the host's cache."""
-
-
-class State(Enum):
-    """The current user of a buffer."""
-
-    FREE = "free"  # its content is not needed
-    FILLING = "filling"  # the host writes it, for the device
-    IN_FLIGHT = "in flight"  # the device reads it or writes it
-    READY = "ready"  # the host reads it, written by the device
+SIZE = 1 << 18  # elements of a buffer, 1 MiB: larger ones leave the host's cache
 
 
 class Staging:
@@ -65,13 +53,12 @@ class Staging:
 
 
 class _Buffer:
-    """Free -> filling -> in flight -> free, or free -> in flight -> ready -> free."""
+    """A buffer that is free, or that the device reads or writes."""
 
     def __init__(self, cupy: Any, stream: Any) -> None:
         self._stream = stream
-        self._state = State.FREE
+        self._copied: Any = None  # the event after the device's copy; None: the buffer is free
         self._target: Flat | None = None  # where values from the device go
-        self._copied: Any = None  # the event after the copy
         try:
             memory = cupy.cuda.alloc_pinned_memory(4 * SIZE)
             self._values = np.frombuffer(memory, np.float32, SIZE)
@@ -80,31 +67,20 @@ class _Buffer:
             self._values = np.empty(SIZE, np.float32)
 
     def load(self, source: Flat, twin: Any) -> None:
-        self._move(State.FREE, State.FILLING)
         values = self._values[: len(source)]
         np.copyto(values, source)
-        self._move(State.FILLING, State.IN_FLIGHT)
         twin.set(values, stream=self._stream)
         self._copied = self._stream.record()
 
     def store(self, twin: Any, target: Flat) -> None:
-        self._move(State.FREE, State.IN_FLIGHT)
-        self._target = target
         twin.get(stream=self._stream, out=self._values[: len(target)], blocking=False)
-        self._copied = self._stream.record()
+        self._copied, self._target = self._stream.record(), target
 
     def settle(self) -> None:
         """Wait until the buffer is free; the target has its values then."""
-        if self._state is State.FREE:
-            return
-        self._copied.synchronize()
-        self._move(State.IN_FLIGHT, State.READY)
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
         if self._target is not None:
             np.copyto(self._target, self._values[: len(self._target)])
             self._target = None
-        self._move(State.READY, State.FREE)
-
-    def _move(self, before: State, after: State) -> None:
-        if self._state is not before:
-            raise RuntimeError(f"a buffer is {self._state.value}, expected {before.value}")
-        self._state = after

@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any
 
 from zmqtrain.errors import ConfigError
 
@@ -139,15 +138,13 @@ def canonical_address(text: str) -> str:
     return text
 
 
-def parse_addresses(value: Any) -> Any:
+def parse_addresses(text: str) -> tuple[str, ...]:
     """Return the addresses in ``host:port,host:port``; for a number N, N times "".
 
     Raises:
         ValueError: one of them is not an address.
     """
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
+    text = text.strip()
     if text.isascii() and text.isdigit() and len(text) <= len(str(MAX_TASKS)):
         return ("",) * int(text)
     try:
@@ -156,15 +153,15 @@ def parse_addresses(value: Any) -> Any:
         raise ValueError(str(error)) from None
 
 
-def parse_workers(value: Any) -> Any:
+def parse_workers(text: str) -> tuple[str, ...]:
     """Return the addresses of workers, as :func:`parse_addresses` does.
 
     Raises:
         ValueError: this is neither a number nor addresses.
     """
-    if isinstance(value, str) and ":" not in value and not value.strip().isdigit():
+    if ":" not in text and not text.strip().isdigit():
         raise ValueError("expected a number from 1 on, or addresses as host:port,host:port")
-    return parse_addresses(value)
+    return parse_addresses(text)
 
 
 def connect_endpoint(address: str) -> str:

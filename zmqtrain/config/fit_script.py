@@ -9,15 +9,7 @@ from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from types import ModuleType
 
-from zmqtrain.config.loading import (
-    LOADING,
-    calls,
-    digest_of_source,
-    import_beside,
-    importing,
-    nodes_of,
-    run_as_script,
-)
+from zmqtrain.config import loading
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.job import Job
 from zmqtrain.observe.summary import Summary
@@ -69,7 +61,7 @@ class FitScript:
         _script = None  # what a callback of this job fits is trained there
         try:
             namespace = vars(sys.modules["__main__"])
-            return train(job.loaded_from(digest_of_source(job, self._reference, namespace)))
+            return train(job.loaded_from(loading.digest_of_source(job, self._reference, namespace)))
         except ScriptEnd as end:
             self.end = end
             raise
@@ -81,7 +73,7 @@ _script: FitScript | None = None
 
 
 def fit_in_script() -> FitScript | None:
-    """Return the script that zmqtrain runs, None outside of one and while its fit trains."""
+    """Return the script that zmqtrain runs, or None outside a script and while its fit trains."""
     return _script
 
 
@@ -96,10 +88,10 @@ def run_fit_script(reference: str, train: TrainFit) -> None:
         RunFailedError: the script ends with an exit code other than 0, which it has.
     """
     global _script
-    import_beside(Path(reference))
+    loading.import_beside(Path(reference))
     script = _script = FitScript(reference, train)
     try:
-        run_as_script(reference)
+        loading.run_as_script(reference)
     except SystemExit as end:
         text = f"the script {reference} ended by sys.exit({end.code!r})"
         if end.code == ExitCode.USAGE:
@@ -123,7 +115,7 @@ def job_of_fit(reference: str) -> Job:
         raise ScriptEnd(0)
 
     what, prints = f"script {reference}", redirect_stdout(sys.stderr)  # stdout is the command's
-    with importing(what, Path(reference)), prints, suppress(ScriptEnd):
+    with loading.importing(what, Path(reference)), prints, suppress(ScriptEnd):
         run_fit_script(reference, take)
     job, sys.modules["__main__"] = found[0]  # where pickle finds its classes
     return job
@@ -131,20 +123,20 @@ def job_of_fit(reference: str) -> Job:
 
 def is_fit_script(reference: str) -> bool:
     """Return whether a file makes no job, but calls Trainer; it is not loaded."""
-    return calls(reference, "Trainer") and not _names_of_jobs(reference)
+    return loading.calls(reference, "Trainer") and not _names_of_jobs(reference)
 
 
 def _names_of_jobs(file: str) -> list[tuple[int, str]]:
     """Return the lines in which a source file has the name Job or job, each with the name."""
     kinds = ("id", "attr", "name", "asname")
-    named = [(node, getattr(node, kind, None)) for node in nodes_of(file) for kind in kinds]
+    named = [(node, getattr(node, kind, None)) for node in loading.nodes_of(file) for kind in kinds]
     return sorted((getattr(node, "lineno", 0), name) for node, name in named if name in JOBS)
 
 
 def why_no_script(source: str) -> str:
     """Return why a source without a Job is not run as a script with fit; "" if it calls none."""
     file = source if source.endswith(".py") else sys.modules[source].__file__ or ""
-    if not calls(file, "Trainer"):
+    if not loading.calls(file, "Trainer"):
         return ""
     if names := _names_of_jobs(file):
         where = "line {} has the name {}".format(*names[0])
@@ -160,7 +152,7 @@ def refuse_while_loading(entry: str) -> None:
     Raises:
         ConfigError: a job file is being loaded.
     """
-    what, path = LOADING.get()
+    what, path = loading.LOADING.get()
     if what and not (entry == "Trainer.fit" and _script is not None):
         remedy = "leave that out, or start the script with zmqtrain run"
         if _script is None:

@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from zmqtrain.hints import did_you_mean, expectation
@@ -141,6 +141,14 @@ class _Option(click.Option):
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         return names_of(self.name or "")
+
+
+def parsed_by(parse: Callable[[str], Any]) -> BeforeValidator:
+    """Have a field parse a text, as a flag or a variable gives it; it takes other values as well.
+
+    ``parse`` raises ValueError for a text that is wrong.
+    """
+    return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
 
 
 @dataclass(frozen=True, slots=True)

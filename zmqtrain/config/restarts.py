@@ -100,7 +100,7 @@ class Ending:
 
     @property
     def is_fault(self) -> bool:
-        """Whether compiled code crashed it; nobody kills a process by these signals."""
+        """Whether compiled code crashed it; these signals are not used to kill a process."""
         return -self.returncode in FAULTS
 
     @property

@@ -198,7 +198,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a whole file, also if several tasks of a job note its end at once."""
+    """Write a whole file, even if several tasks of a job note its end at once."""
     remedy = "expected room for a small file; free some space, or set TMPDIR"
     with explaining(f"{path} cannot be written", remedy):
         replace_file(path, text.encode())

@@ -13,14 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from zmqtrain.config.cluster import (
     MAX_PORT,
@@ -32,7 +25,7 @@ from zmqtrain.config.cluster import (
     parse_addresses,
     parse_workers,
 )
-from zmqtrain.config.options import names_of, values_of, variable_of
+from zmqtrain.config.options import names_of, parsed_by, values_of, variable_of
 from zmqtrain.config.resolvers import engine, honcho, tf_config
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG
@@ -77,23 +70,23 @@ class SharedConfig(Timing):
     )
     crash_safe: bool = Field(
         True,
-        description="whether a killed ps goes on exactly where it was when it is restarted; makes "
-        "an update some 30 % slower",
+        description="whether a restarted ps continues exactly where it was killed; makes an update "
+        "about 30 % slower",
     )
 
     profile: str | None = Field(
         None,
         min_length=1,
-        description="directory where each worker writes a profile of some steps: a trace of "
-        "PyTorch's operations, or what Python's cProfile writes",
+        description="directory into which each worker writes a profile of some steps: a trace of "
+        "PyTorch's operations, else one of Python's cProfile",
     )
 
     trace: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="share of the pushes of which workers and ps write traces, such as 0.01, to "
-        "the collector of OTEL_EXPORTER_OTLP_ENDPOINT (needs the extra otel)",
+        description="share of the pushes, such as 0.01, of which workers and ps send traces to the "
+        "collector of OTEL_EXPORTER_OTLP_ENDPOINT (needs the extra otel)",
     )
 
     @property
@@ -138,17 +131,17 @@ class TaskConfig(SharedConfig):
         description="port of ps 0 in a local cluster, or, without ps, of worker 0; the others have "
         "the ports after it",
     )
-    ps: Annotated[tuple[str, ...], BeforeValidator(parse_addresses)] = Field(
+    ps: Annotated[tuple[str, ...], parsed_by(parse_addresses)] = Field(
         (),
         description="addresses of all ps, as host:port,host:port; a number N means N local ps from "
         "the base port on; 0: each worker hosts one (default: from TF_CONFIG or honcho, else 1)",
     )
     workers: int = Field(1, ge=1, le=MAX_TASKS)
-    worker_addresses: Annotated[tuple[str, ...], BeforeValidator(parse_workers)] = Field(
+    worker_addresses: Annotated[tuple[str, ...], parsed_by(parse_workers)] = Field(
         (),
         title="workers",
-        description="how many workers the job expects, or, without ps, the addresses where they "
-        "listen, as host:port,host:port (default: from TF_CONFIG or honcho)",
+        description="number of workers that the job expects, or, without ps, the addresses where "
+        "they listen, as host:port,host:port (default: from TF_CONFIG or honcho)",
     )
     max_workers: int = Field(
         0,
@@ -165,9 +158,9 @@ class TaskConfig(SharedConfig):
     chief_address: str = ""  # where TF_CONFIG has the chief listen
     on_term: Literal["end", "leave"] = Field(
         "end",
-        description="what SIGTERM means to a chief or a ps: that the job ends; or, under an engine "
-        "that takes machines away, that this task leaves: a ps has a checkpoint saved first, and "
-        "the job goes on",
+        description="what SIGTERM does to a chief or a ps; end: it ends the job; leave, for "
+        "engines that take machines away: a ps has a checkpoint saved and exits, and the job goes "
+        "on",
     )
     bind: str | None = Field(
         None,
@@ -183,8 +176,8 @@ class TaskConfig(SharedConfig):
     )
     insecure: bool = Field(
         False,
-        description="whether to connect without keys to anyone: every host and every local user "
-        "that can reach a ps may read, change and stop the job",
+        description="whether to connect without keys: every host and every local user that can "
+        "reach a ps may then read, change and stop the job",
     )
     metrics_host: str = Field(
         "127.0.0.1", min_length=1, description="IP address on which metrics and health are served"
@@ -208,7 +201,7 @@ class TaskConfig(SharedConfig):
     ended_file: str | None = Field(
         None,
         min_length=1,
-        description="file into which the chief writes, as JSON, how the job ended, beside "
+        description="file into which the chief writes how the job ended, as JSON, in addition to "
         "ended.json in the logdir",
     )
     threads: int | None = Field(

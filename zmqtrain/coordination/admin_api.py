@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from zmqtrain.actors.actor import Request, ResendId
-from zmqtrain.actors.callbacks import guarded
+from zmqtrain.actors.actor import Request, ResendId, guarded
 from zmqtrain.actors.task import JobActor
 from zmqtrain.callbacks.base import called_by_steps
 from zmqtrain.config.cluster import Role
@@ -23,7 +22,7 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import Peer
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
-from zmqtrain.planning.switch import obstacle_to_switch
+from zmqtrain.planning.obstacles import obstacle_to_switch
 from zmqtrain.policies import try_policy
 from zmqtrain.protocol.checkpoint import Saved, ShardFile
 from zmqtrain.protocol.status import Status, Wait
@@ -178,7 +177,8 @@ class AdminApi:
             policy = try_policy(message.spec)
         except ConfigError as error:
             raise RefusedError(str(error)) from None
-        if obstacle := obstacle_to_switch(self._leader.plan, policy):
+        plan = self._leader.plan
+        if obstacle := obstacle_to_switch(plan.job, plan.copies, policy):
             raise RefusedError(obstacle)
         self._leader.at_rest(partial(self._switch, request, policy.spec))
 

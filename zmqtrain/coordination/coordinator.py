@@ -10,19 +10,9 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from zmqtrain.coordination import events
 from zmqtrain.coordination.arrivals import Arrivals
-from zmqtrain.coordination.events import (
-    Event,
-    GivenUp,
-    Joined,
-    Left,
-    PullArrived,
-    PushArrived,
-    PushesReported,
-    Stepped,
-)
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.roster import roster_for
 from zmqtrain.errors import ConfigError
 from zmqtrain.policies import Decision, Policy, Release, make_policy
 from zmqtrain.policies.base import Lockstep
@@ -38,6 +28,7 @@ from zmqtrain.protocol.orders import (
     Snapshot,
     Switch,
 )
+from zmqtrain.store.segment_layout import SEATS
 from zmqtrain.wire.control import Close, Extend, Save, SetRate, SwitchPolicy
 from zmqtrain.wire.messages import Arrived
 
@@ -56,7 +47,7 @@ class WorkerState:
     sequence: int = 0  # last push that has arrived on all shards, 0: none
     arriving: int = 0  # push that has arrived on some shards
     parts: int = 0  # bit i: on shard i
-    push: PushArrived | None = None  # its part on shard 0
+    push: events.PushArrived | None = None  # its part on shard 0
     finite: bool = True  # False if a part is not
     on_board: bool = False  # it has the shard mapped
     unpushed: int = 0  # steps without a push of their own: in rosters, and in rounds but the last
@@ -93,7 +84,7 @@ class Coordinator:
     makes_rosters: bool = False  # workers may make steps by themselves
     evaluate_every: int = 0  # each shard may be copied then: no roster or round goes over it
     roster: Roster | None = None  # in force; until it is over only Stepped is handled
-    stepped: Stepped | None = None  # last report of this roster
+    stepped: events.Stepped | None = None  # last report of this roster
     rosters: int = 0  # number of rosters so far
     workers: InitVar[int | None] = None  # expected by the policy; None: it has begun
 
@@ -109,22 +100,22 @@ class Coordinator:
 
     @property
     def is_pass_over(self) -> bool:
-        """Whether every batch of the pass is counted, so that nobody computes."""
+        """Whether every batch of the pass is counted, so that no worker computes."""
         return self.ledger.is_at_limit and not self.finished
 
-    def handle(self, event: Event) -> list[Order]:
+    def handle(self, event: events.Event) -> list[Order]:
         """Return the orders for every shard that follow from this event."""
         match event:
-            case PushArrived():
+            case events.PushArrived():
                 return self._push_arrived(event)
-            case PushesReported(shard, arrived):
+            case events.PushesReported(shard, arrived):
                 return self._pushes_reported(shard, arrived)
-            case PullArrived():
+            case events.PullArrived():
                 return self._pull_arrived(event)
-            case Stepped():
+            case events.Stepped():
                 self._stepped(event)
                 return []
-            case Joined() | Left():
+            case events.Joined() | events.Left():
                 return self._life_changed(event)
             case Save(directory):
                 return [Snapshot(directory)]
@@ -139,7 +130,7 @@ class Coordinator:
                 return self._orders([], at_once=at_once)
             case Extend(limit):
                 self._extend(limit)
-            case GivenUp(exit_code, reason):
+            case events.GivenUp(exit_code, reason):
                 self._note_end(exit_code, reason)
                 self.steps = self.version
         return self._orders([])
@@ -149,9 +140,9 @@ class Coordinator:
         if not self.finished and not self.reason:
             self.exit_code, self.reason = exit_code, reason
 
-    def _life_changed(self, event: Joined | Left) -> list[Order]:
+    def _life_changed(self, event: events.Joined | events.Left) -> list[Order]:
         orders = self._left(event.worker)
-        if isinstance(event, Joined):
+        if isinstance(event, events.Joined):
             self.members[event.worker] = WorkerState(event.incarnation)
             self.workers_by_state["joining"].add(event.worker)
         return orders
@@ -169,7 +160,7 @@ class Coordinator:
         decisions = self.policy.leave(worker) if is_in else []
         return self._orders(decisions)
 
-    def _stepped(self, event: Stepped) -> None:
+    def _stepped(self, event: events.Stepped) -> None:
         roster = self.roster
         if roster is None:
             return
@@ -189,20 +180,22 @@ class Coordinator:
         """Let the workers make steps by themselves, if all of them have been released just now."""
         released = [order for order in orders if isinstance(order, Answer)]
         workers = sorted(self.workers_by_state["computing"])
-        if (
-            len(released) != len(workers)
-            or len(workers) != len(self.members)
-            or not all(member.on_board for member in self.members.values())
+        is_level = isinstance(self.policy, Lockstep) and self.policy.is_level
+        if not (
+            is_level
+            and len(released) == len(workers) == len(self.members)
+            and 0 < len(workers) <= SEATS
+            and all(member.on_board for member in self.members.values())
         ):
             return
-        steps = self._up_to_evaluation()
-        roster = roster_for(workers, self.policy, self.ledger, steps, self.lookahead)
-        self.roster = roster
+        # The coordinator itself makes the last step, and the one before an evaluation.
+        steps = self._up_to_evaluation() - 1
+        self.roster = roster = self.ledger.roster(workers, steps, self.lookahead)
         if roster is not None:  # it must be there when they are released
             self.rosters += 1
             orders.insert(orders.index(released[0]), roster)
 
-    def _pull_arrived(self, event: PullArrived) -> list[Order]:
+    def _pull_arrived(self, event: events.PullArrived) -> list[Order]:
         worker, member = event.worker, self.members.get(event.worker)
         if member is None or member.state != "joining":
             return []
@@ -210,7 +203,7 @@ class Coordinator:
         self._change(worker, "waiting")
         return self._orders([] if self.finished else self.policy.join(worker))
 
-    def _push_arrived(self, event: PushArrived) -> list[Order]:
+    def _push_arrived(self, event: events.PushArrived) -> list[Order]:
         member = self.members.get(event.worker)
         if member is None or event.sequence <= member.sequence:
             return []  # it is known
@@ -355,7 +348,7 @@ class Coordinator:
     def _release(self, workers: list[int], orders: list[Order]) -> list[Decision]:
         """Let workers go on with leased batches; return the policy's decisions for the rest.
 
-        Nobody waits for a worker without a batch: to the policy it has left until one comes back.
+        No worker waits for one without a batch: to the policy it has left until a batch comes back.
         """
         leased = self._top_up(workers)
         decisions: list[Decision] = []
@@ -438,7 +431,7 @@ class Coordinator:
         order.cycle = self.arrivals.counted(order.worker, steps, order.among)
 
     def _room(self) -> int:
-        """Return the number of steps up to the next evaluation that nobody makes by itself."""
+        """Return the number of steps up to the next evaluation, which no worker makes alone."""
         return self._up_to_evaluation() - sum(self.arrivals.under_way.values())
 
     def _up_to_evaluation(self) -> int:

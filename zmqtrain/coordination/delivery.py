@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from zmqtrain.actors.actor import Request
-from zmqtrain.actors.callbacks import guarded
+from zmqtrain.actors.actor import Request, guarded
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.peers import Peer, PeerTable
@@ -38,7 +37,7 @@ class OrderDelivery:
         words: memoryview,
         saved: Callable[[], Saved | None] | None = None,
     ) -> None:
-        """``host``: ps 0. ``words``: of the segment of its shard.
+        """``host``: ps 0. ``words``: those of its shard's segment.
 
         ``saved``: the content of a checkpoint after all orders given, if the others need it.
         """

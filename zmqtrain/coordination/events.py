@@ -45,8 +45,8 @@ class PushArrived:
     """Push ``sequence`` of a worker's life has arrived on shard 0.
 
     It was computed from ``batch``, of ``examples`` examples with this mean ``loss``. ``finite``:
-    of this part. ``sums``: of the other measures over these examples. ``weight``: of the loss;
-    None: their number. ``batches``: of how many of its leases it is, from that one on.
+    whether this part is. ``sums``: sums of other measures. ``weight``: that of the loss; None: the
+    number of examples. ``batches``: number of its leases that count, beginning with ``batch``.
     """
 
     worker: int

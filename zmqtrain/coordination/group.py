@@ -53,7 +53,7 @@ class Gathering:
     def note(self, worker: int, hears: Collection[int], now: float) -> bool:
         """Note that another worker gives this group up and hears these; return whether it is news.
 
-        The same message within a lease is no news.
+        The same message within a lease is not news.
         """
         is_known = worker in self.heard(now) and self._hears[worker][1] == hears
         self._hears[worker] = now, hears

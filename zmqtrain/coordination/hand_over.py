@@ -65,7 +65,7 @@ def agreed(
     told = [last for last in known.values() if last.saved is not None]
     last = max(told, key=lambda last: (last.generation, last.end), default=None)
     if last is None or last.saved is None:
-        raise CheckpointError("nobody that is left knows the last orders")
+        raise CheckpointError("no remaining ps knows the last orders")
     left = [shard for shard, each in sorted(known.items()) if each.generation == last.generation]
     parts = left_of(plan.layouts, left)
     if parts is None:

@@ -16,20 +16,10 @@ from typing import Any, Protocol
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role
+from zmqtrain.coordination import events
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.delivery import OrderDelivery
 from zmqtrain.coordination.endings import divergence
-from zmqtrain.coordination.events import (
-    Event,
-    GivenUp,
-    Joined,
-    Left,
-    Measured,
-    PullArrived,
-    PushArrived,
-    PushesReported,
-    Stepped,
-)
 from zmqtrain.coordination.figures import JobFigures
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.measuring import Measuring
@@ -55,7 +45,7 @@ def nothing() -> None:
 class RosterHost(Protocol):
     """Host of a roster, whose workers make steps by themselves."""
 
-    def halt(self, worker: int | None = None) -> Stepped | None:
+    def halt(self, worker: int | None = None) -> events.Stepped | None:
         """End the roster, or only take the seat of a worker; return its progress."""
 
     def close(self) -> None:
@@ -75,7 +65,7 @@ class Leader:
         on_change: Callable[[], None] = nothing,
         board: RosterHost | None = None,
     ) -> None:
-        """``host``: ps 0. ``segment``: of the journal. ``carry_out``: its executor of orders.
+        """``host``: ps 0. ``segment``: holds the journal. ``carry_out``: executor of orders.
 
         ``on_change`` is called after every event and failure. ``board``: None without rosters.
         """
@@ -145,7 +135,7 @@ class Leader:
         self.coordinator = self._coordinator_from(version, ledger, learning_rate)
         self._measuring = self._new_measuring()
         for peer in self.peers.workers():
-            self.coordinator.handle(Joined(peer.index, peer.incarnation))
+            self.coordinator.handle(events.Joined(peer.index, peer.incarnation))
         if self.policy != self.job.policy:
             self.delivery.send_others([Switch(self.policy)])
         return self._begin_journal()
@@ -174,11 +164,11 @@ class Leader:
     def recover(self, generation: int) -> None:
         """Continue a killed leader: repeat its decisions, carry out unfinished orders."""
         self.generation = generation
-        state, *events = (unpack(entry) for entry in self._journal.read())
+        state, *journaled = (unpack(entry) for entry in self._journal.read())
         self.coordinator, self._measuring = state["coordinator"], state["measuring"]
         self.policy = state["policy"]
         self.delivery.restore(state["delivery"])
-        for event in events:
+        for event in journaled:
             orders = self._given(event, self._decided(event))
             self._follow_switches(orders)
             self.delivery.give(orders, again=True)
@@ -201,7 +191,7 @@ class Leader:
             return
         log.error("%s", text)
         self.failure, self.failure_code = text, code
-        self.event(GivenUp(int(code), text))
+        self.event(events.GivenUp(int(code), text))
         self._on_change()
 
     # Arrivals and reports
@@ -210,18 +200,18 @@ class Leader:
         if peer.is_worker:
             others = (other.pushes for other in self.peers.workers() if other is not peer)
             peer.joined_at = peer.pushes = min(others, default=0)
-            self.event(Joined(peer.index, peer.incarnation))
+            self.event(events.Joined(peer.index, peer.incarnation))
 
     def left(self, peer: Peer) -> None:
         if peer.is_worker:
             self.waiting_since.pop(peer.index, None)
             self.metrics.worker_step.forget(peer.index)
-            self.event(Left(peer.index))
+            self.event(events.Left(peer.index))
 
-    def arrived(self, event: PullArrived | PushArrived) -> Sequence[Numbered]:
+    def arrived(self, event: events.PullArrived | events.PushArrived) -> Sequence[Numbered]:
         """Return the host's orders after the arrival of a worker's request at the host."""
         self.waiting_since[event.worker] = time.monotonic()
-        if isinstance(event, PushArrived):
+        if isinstance(event, events.PushArrived):
             sequence = event.sequence + event.batches - 1  # noted for later ones when it is handled
             self.figures.show_worker(self.coordinator, event.worker, sequence, event.loss)
         return self.handle(event)
@@ -234,7 +224,7 @@ class Leader:
         if len(set(map(len, columns))) > 1:
             raise ProtocolError(f"{peer} reports pushes in columns of different lengths")
         self.delivery.answer(peer.index)
-        self.event(PushesReported(peer.index, arrived))
+        self.event(events.PushesReported(peer.index, arrived))
 
     def on_shard_report(self, request: Request, report: ShardReport) -> None:
         peer = self.peers.member(request)
@@ -250,11 +240,11 @@ class Leader:
         if report.measured:
             if not re.fullmatch("[0-9a-f]{1,200}", report.square):
                 raise ProtocolError(f"{peer} reports the square {report.square!r:.80}")
-            self.measured(Measured(peer.index, report.measured, int(report.square, 16)))
+            self.measured(events.Measured(peer.index, report.measured, int(report.square, 16)))
         if report.failure:
             self.fail(ExitCode.USAGE, f"{peer} cannot update its parameters: {report.failure}")
 
-    def measured(self, event: Measured) -> None:
+    def measured(self, event: events.Measured) -> None:
         """Note the square that a shard has measured, unless it is known."""
         if self._measuring.lacks(event):
             self.event(event)
@@ -293,7 +283,7 @@ class Leader:
         self._later.append(call)
         self.stepped(self._board.halt(worker))
 
-    def stepped(self, event: Stepped | None) -> None:
+    def stepped(self, event: events.Stepped | None) -> None:
         """Note the progress of a roster; None: no news.
 
         Only its end is journaled, which releases waiting calls: the board survives a killed host.
@@ -315,21 +305,21 @@ class Leader:
 
     # Events and orders
 
-    def event(self, event: Event) -> None:
+    def event(self, event: events.Event) -> None:
         """Handle an event and have the host carry out its orders."""
         self._carry_out(self.handle(event))
 
-    def handle(self, event: Event) -> Sequence[Numbered]:
+    def handle(self, event: events.Event) -> Sequence[Numbered]:
         """Journal an event, decide on it, deliver orders, return the host's; none after the end."""
         if not self.has_begun or self._is_over:
             return ()
         if self.coordinator.roster is not None:
-            dead = event.worker if isinstance(event, Left) else None
+            dead = event.worker if isinstance(event, events.Left) else None
             self.at_rest(partial(self.event, event), dead)
             return ()
         return self._decide(event)
 
-    def _decide(self, event: Event) -> Sequence[Numbered]:
+    def _decide(self, event: events.Event) -> Sequence[Numbered]:
         if isinstance(event, Extend) and make_policy(self.policy).staleness_bound is not None:
             # Workers with one batch less in a pass are not slower.
             self.figures.level_steps()
@@ -347,14 +337,14 @@ class Leader:
         self._on_change()
         return self.delivery.due()
 
-    def _decided(self, event: Event) -> list[Order]:
+    def _decided(self, event: events.Event) -> list[Order]:
         if self.plan.hands_over and not self._measuring.held:
             self._before_held = self.saved()
-        return [] if isinstance(event, Measured) else self.coordinator.handle(event)
+        return [] if isinstance(event, events.Measured) else self.coordinator.handle(event)
 
-    def _given(self, event: Event, decided: list[Order]) -> list[Order]:
+    def _given(self, event: events.Event, decided: list[Order]) -> list[Order]:
         """Return the orders to give after an event, on which the coordinator has decided."""
-        if not isinstance(event, Measured):
+        if not isinstance(event, events.Measured):
             return self._measuring.passed(decided)
         if orders := self._measuring.measured(event):
             self._before_held = None  # nothing was saved before an update that is held back now
@@ -365,11 +355,11 @@ class Leader:
         coordinator = self.coordinator
         live = {peer.index: peer for peer in self.peers.workers()}
         for worker in [worker for worker in coordinator.members if worker not in live]:
-            self.event(Left(worker))
+            self.event(events.Left(worker))
         for worker, peer in live.items():
             member = coordinator.members.get(worker)
             if member is None or member.incarnation != peer.incarnation:
-                self.event(Joined(worker, peer.incarnation))
+                self.event(events.Joined(worker, peer.incarnation))
 
     def _follow_switches(self, orders: Sequence[Order]) -> None:
         for order in orders:

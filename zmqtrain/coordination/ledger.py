@@ -17,6 +17,8 @@ from zmqtrain.coordination.events import PushArrived, Stepped
 from zmqtrain.metrics.sums import added
 from zmqtrain.models.weights import weight_of
 from zmqtrain.protocol.checkpoint import LedgerState
+from zmqtrain.protocol.orders import Roster
+from zmqtrain.store.segment_layout import MAX_STEPS
 
 _OF_PASS = "limit", "pass_examples", "pass_loss", "pass_sums", "pass_weight"
 
@@ -105,8 +107,22 @@ class Ledger:
         for worker in sorted(self.pending):  # so that sums have the same bits in each run
             self.count(worker)
 
+    def roster(self, workers: Sequence[int], most: int, lookahead: int) -> Roster | None:
+        """Return at most ``most`` steps that workers can make by themselves; None: not one.
+
+        In each step every worker counts its oldest batch and gets the next number, in this order,
+        so the steps need no messages: see :meth:`advance`. The end of a pass is left out.
+        """
+        held = [len(self.leases.get(worker, ())) for worker in workers]
+        if self.returned or self.pending or any(each != 1 + lookahead for each in held):
+            return None
+        if self.limit is not None:
+            most = min(most, (self.limit - self.next_batch) // len(workers))
+        steps = min(most, MAX_STEPS)
+        return Roster(tuple(workers), steps, self.next_batch) if steps > 0 else None
+
     def advance(self, workers: Sequence[int], more: Stepped) -> None:
-        """Count steps in each of which every worker counted its first batch and got the next."""
+        """Count the steps of a roster that were made."""
         steps, count, first = more.steps, len(workers), self.next_batch
         self.next_batch += steps * count
         for place, worker in enumerate(workers):

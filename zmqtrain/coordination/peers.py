@@ -52,7 +52,7 @@ class Peer:
     process: str
     metrics: str
     process_identity: str
-    contact: Request | None  # the last request, for messages that are no reply
+    contact: Request | None  # the last request, for messages that are not replies
     heard_at: float
     gone: bool = False  # it left, or its lease expired
     left: bool = False  # it has sent a Leave

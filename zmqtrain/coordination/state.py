@@ -85,7 +85,7 @@ def _encode(value: Any) -> list[Any]:
         return [_MARKS[Policy], value.spec, vars(value)]
     if kind is int:  # of more than 64 bits
         return [_MARKS[int], hex(value)]
-    raise TypeError(f"{value!r:.80} is no plain data")
+    raise TypeError(f"{value!r:.80} is not plain data")
 
 
 def _kind(code: int, _: bytes) -> _Kind:

@@ -107,10 +107,8 @@ def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
 
     A wait for a silent task, without a deadline of its own, ends when that task is given up.
     """
-    waits = list(host.waits)
-    for peer in leader.peers:
-        if not peer.gone:
-            waits += peer.waits
+    present = [peer for peer in leader.peers if not peer.gone]
+    waits = [*host.waits, *(wait for peer in present for wait in peer.waits)]
     if not leader.has_begun:
         since_s = time.monotonic() - host.started_at
         until_s = max(0.0, leader.timing.join_timeout_s - since_s)
@@ -122,10 +120,12 @@ def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
             since_s = time.monotonic() - leader.peopled_at
             until_s = max(0.0, leader.timing.join_timeout_s - since_s)
             waits.append(Wait(host.task.task, A_WORKER, "no worker is alive", since_s, until_s))
+    timing = leader.timing
+    patience_s = {str(Role.WORKER): timing.lease_s, str(Role.PS): timing.peer_timeout_s}
     given_up_in_s = {
-        str(peer): max(0.0, _patience_s(leader, peer) - peer.silent_s)
-        for peer in leader.peers
-        if not peer.gone and _is_silent(leader, peer)
+        str(peer): max(0.0, patience_s.get(peer.role, timing.join_timeout_s) - peer.silent_s)
+        for peer in present
+        if _is_silent(leader, peer)
     }
     return tuple(_with_deadline(wait, given_up_in_s) for wait in waits)
 
@@ -166,13 +166,6 @@ def _awaited(coordinator: Coordinator, held: Held, first: Sequence[int]) -> tupl
 def _with_deadline(wait: Wait, given_up_in_s: Mapping[str, float]) -> Wait:
     silent = [given_up_in_s[name] for name in wait.peer.split(", ") if name in given_up_in_s]
     return replace(wait, until_s=max(silent)) if silent and wait.until_s is None else wait
-
-
-def _patience_s(leader: Leader, peer: Peer) -> float:
-    """Return the silence in seconds after which a task is given up."""
-    if peer.is_worker:
-        return leader.timing.lease_s
-    return leader.timing.peer_timeout_s if peer.role == Role.PS else leader.timing.join_timeout_s
 
 
 def _is_silent(leader: Leader, peer: Peer) -> bool:

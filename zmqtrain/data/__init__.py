@@ -1,4 +1,4 @@
-"""Built-in data sources, readers of the data people have, and batches of any data set."""
+"""Built-in data sources, readers of common formats, and batches of any data set."""
 
 from zmqtrain.data.arrays import ArrayDataset, split
 from zmqtrain.data.batches import BatchPlan
@@ -6,10 +6,9 @@ from zmqtrain.data.cached import Cached
 from zmqtrain.data.coerce import Arrays, Holdout
 from zmqtrain.data.digits import Digits
 from zmqtrain.data.example import parse_example
-from zmqtrain.data.idx import read_idx
 from zmqtrain.data.images import ImageFolder
 from zmqtrain.data.mapped import Mapped
-from zmqtrain.data.mnist import Mnist
+from zmqtrain.data.mnist import Mnist, read_idx
 from zmqtrain.data.parallel import Parallel
 from zmqtrain.data.prefetch import Prefetcher
 from zmqtrain.data.stream import Stream

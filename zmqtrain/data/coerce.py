@@ -36,7 +36,7 @@ class Arrays:
     """Data of a job: ``train`` and ``evaluation`` examples; None: nothing is evaluated.
 
     Each is a Dataset, or a tuple or dict of arrays that share their first axis, usually (features,
-    labels). Instead of an array a ``.npy`` file may be named; it is mapped into memory, not read.
+    labels). A ``.npy`` file may take the place of an array; it is mapped into memory, not read.
     """
 
     train: Any
@@ -110,6 +110,8 @@ def as_dataset(examples: Any) -> Dataset:
         advice = "convert lists with numpy.array"
         if any(isinstance(part, dict) for part in parts):
             advice = "give one dict for all arrays, or zmqtrain.data.TorchDataset(rows)"
+        elif len(parts) == 2 and not any(isinstance(part, list) for part in parts):
+            advice = "a training and an evaluation set are zmqtrain.data.Arrays(train, evaluation)"
         raise DataError(
             f"the examples are {kinds}; expected arrays such as (features, labels), or by name, or "
             f"an object with __len__ and take(indices); {advice}"

@@ -100,7 +100,7 @@ class Columns:
         target: Names,
         is_decoded: Callable[[pyarrow.DataType], bool] = lambda kind: False,
     ) -> None:
-        """``schemas``: of each file, with its name in errors.
+        """``schemas``: schema of each file, with its name for errors.
 
         ``is_decoded``: whether another library decodes a type, whose dtype is not known here.
         """

@@ -36,8 +36,8 @@ def plain(array: Any, what: str) -> NDArray[Any]:
         found = np.asarray(array)
     except (TypeError, ValueError, RuntimeError) as error:  # lists of different lengths, bfloat16
         raise DataError(
-            f"{what} is {array!r:.80}, which is no array ({error}); expected numbers, or lists of "
-            "one length: pad them"
+            f"{what} is {array!r:.80}, which is not an array ({error}); expected numbers, or lists "
+            "of one length: pad them"
         ) from error
     return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
 
@@ -70,7 +70,7 @@ def exact(array: NDArray[Any], dtype: DTypeLike, what: str, advice: str) -> NDAr
         with np.errstate(all="ignore"):
             found = array.astype(dtype)
             is_kept = _is_kept(array, found)
-    except (TypeError, ValueError, OverflowError):  # a text that is no number, for instance
+    except (TypeError, ValueError, OverflowError):  # a text that is not a number, for instance
         is_kept = np.zeros(array.shape, np.bool_)
     if not is_kept.all():
         value = array[~is_kept].reshape(-1)[0]

@@ -43,7 +43,7 @@ def parse_example(record: bytes) -> dict[str, Any]:
 
     Raises:
         ConfigError: protobuf is not installed.
-        DataError: the record is no Example, or it is a SequenceExample.
+        DataError: the record is not an Example, or it is a SequenceExample.
     """
     Example = _example_class()
     from google.protobuf.message import DecodeError

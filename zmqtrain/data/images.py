@@ -29,7 +29,7 @@ class ImageFolder:
     (n, channels, height, width), as torch has them, or "last", as Keras has. ``mode``: "RGB", or
     "L" for gray. ``threads`` decode the images of a batch.
 
-    Images of 8 and of 16 bits a channel are divided by their own range, so folders may mix them;
+    Images with 8 or 16 bits a channel are divided by their own range, so folders may mix them;
     images of floats must be in 0 .. 1. Others, such as those of 32-bit integers, are refused.
     Alpha is dropped, and EXIF's orientation is ignored. Hidden files and folders are left out.
     """

@@ -20,7 +20,7 @@ class Mapped(Seeded):
     ``function(features, label)`` gets the arrays of one example and returns those of the new one:
     a tuple of arrays or numbers, or a single one. If it has a parameter ``rng``, that is a
     ``numpy.random.Generator`` seeded by the job's seed, the pass and the example: each pass is
-    augmented anew, and a batch that is computed again is the same.
+    augmented differently, and a batch that is computed again is the same.
     """
 
     def __init__(self, examples: Any, function: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ from zmqtrain.data.processes import Readers
 
 
 class Parallel(Readers):
-    """A data set of which ``processes`` read a share of each batch.
+    """A data set of which ``processes`` each read a share of a batch.
 
     They are forked when the first batch is read. They end with their parent, however it ends, once
     they have finished their current read.

@@ -56,7 +56,7 @@ class Stream:
     """Examples in parts that are read from the beginning, such as files without an index.
 
     Its length need not be known. A job on it has ``steps``, and an evaluation set of its own. A
-    part that ends begins anew, so its examples are numbered without end: example i of part p of n
+    part that ends begins again, so its examples are numbered without end: example i of part p of n
     is number i * n + p.
 
     Each process reads the batches that it is leased, and skips the rest; see :class:`StreamPlan`.

@@ -1,6 +1,6 @@
 """Reads some examples of a data set, and makes batches of single ones.
 
-A result that is no batch of these examples raises a DataError with the data set's name.
+A result that is not a batch of these examples raises a DataError with the data set's name.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from zmqtrain.data.collate import Collate, collated
 from zmqtrain.data.columns import Choice, Columns, Names, numbers
 from zmqtrain.data.exact import concatenated, exact, plain
 from zmqtrain.data.files import Files, Paths, reading
+from zmqtrain.data.subset import Seeded
 from zmqtrain.errors import DataError
 from zmqtrain.hints import imported
 from zmqtrain.models.base import Array, Batch
@@ -234,10 +235,10 @@ WHERE = "the data set"
 
 
 @dataclass(frozen=True, eq=False)
-class HuggingFace:
+class HuggingFace(Seeded):
     """Examples in a data set of Hugging Face's ``datasets`` that has a length.
 
-    ``collator``: makes a batch of any kind of a list of dicts, as ``DataCollatorWithPadding`` of
+    ``collator``: makes a batch of any kind from a list of dicts, as ``DataCollatorWithPadding`` of
     ``transformers`` does; they have the columns ``inputs``, all without them. Nothing is read
     ahead then, and its random numbers are seeded as those of :class:`zmqtrain.data.TorchDataset`.
     """
@@ -261,14 +262,8 @@ class HuggingFace:
         """Whether no generators are used that a model draws from, too."""
         return self.collator is None
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def take(self, indices: Array) -> Batch:
-        """Return these rows, with the columns and the transform that the data set has."""
-        return self.take_seeded(indices, 0, np.zeros(len(indices), np.int64))
-
     def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
+        """Return these rows, with the columns and the transform that the data set has."""
         rows = np.asarray(indices).tolist()
         if self.collator is not None:
             found = self.dataset[rows]

@@ -39,7 +39,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class TFRecord(Files):
-    """Examples in TFRecord files, also those compressed as GZIP or ZLIB.
+    """Examples in TFRecord files, which may be compressed as GZIP or ZLIB.
 
     ``paths``: a file, a pattern such as ``data/train-*``, or a list of them. ``parse(record)`` gets
     the bytes of a record and returns an example: a tuple of arrays and numbers, or a single one;

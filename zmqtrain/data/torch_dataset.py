@@ -16,10 +16,10 @@ from zmqtrain.user_code import user_code
 
 
 class TorchDataset(Seeded):
-    """A map-style data set (``__len__`` and ``__getitem__``), as torch has it, with its transforms.
+    """A map-style data set of torch (``__len__`` and ``__getitem__``), with its transforms.
 
     ``num_workers``: processes that read the examples of a batch in parallel, see
-    :class:`zmqtrain.data.Parallel`. ``collate_fn``: makes a batch of any kind of a list of
+    :class:`zmqtrain.data.Parallel`. ``collate_fn``: makes a batch of any kind from a list of
     examples, in this process; without it arrays are stacked, and those of dicts by name.
 
     The random numbers of torch, NumPy and ``random`` that transforms draw are seeded by the job's

@@ -22,17 +22,10 @@ from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
 
-LOOK_S = 50e-6
-"""For so long a word is looked at again and again: others are seldom further apart."""
-
-BLOCK_S = 0.002
-"""For so long the event loop may stand still: for a wait, or without a turn between two steps."""
-
-WAIT_S = 0.1
-"""A thread waits for so long at once; between two waits the ps may have been given up."""
-
-TURNS = 8
-"""Of the event loop, for workers of one process, before a thread waits."""
+LOOK_S = 50e-6  # for so long a word is looked at again and again: others are seldom further apart
+BLOCK_S = 0.002  # the loop may stand still: for a wait, or without a turn between two steps
+WAIT_S = 0.1  # a thread waits for so long at once; between two waits the ps may have been given up
+TURNS = 8  # of the event loop, for workers of one process, before a thread waits
 
 
 class BoardExchange(ParameterServerExchange):
@@ -167,7 +160,7 @@ class BoardExchange(ParameterServerExchange):
         return late < 0
 
     async def _shortly(self, seat: Seat, word: int) -> int:
-        """Look for a short time; return whose word is missing then, -1: nobody's."""
+        """Look for a short time; return the member whose word is missing then, or -1."""
         late = seat.missing(word)
         if seat.is_private:  # the others need this event loop
             for _ in range(TURNS):

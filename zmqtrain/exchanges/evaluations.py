@@ -59,7 +59,7 @@ def received_sums(
 class Evaluations:
     """Measures parts of one evaluation after another, with the model of the training loop.
 
-    Nobody waits for them: the chief measures a part that an error or the next step has ended.
+    No task waits for them: the chief measures a part that an error or the next step has ended.
     """
 
     def __init__(

@@ -26,10 +26,10 @@ from zmqtrain.store.table_memory import TableMemory
 from zmqtrain.store.table_memory import reach as reach_tables
 from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.chunks import Add, Chunks, Encode, Parts
+from zmqtrain.wire.chunks import Add, Chunks, Encode
 from zmqtrain.wire.compression import Compressor, Decompressor, make_compression
 from zmqtrain.wire.messages import Mapped, MapSegment
-from zmqtrain.wire.rows import WithRows, chunks_of
+from zmqtrain.wire.rows import chunks_of
 
 if TYPE_CHECKING:
     from zmqtrain.actors.task import JobActor
@@ -43,14 +43,17 @@ class Lane:
 
     ``parameters`` and ``gradient`` are float32 of shape (size,). On memory and shm they are the
     ps's own, and ``reached`` is its segment; on tcp they are copies that the chunks are of, or, if
-    it ``is_shared``, those of another lane. ``layout``: copies are those slices that the task reads
-    elsewhere. ``rows`` of the ps's tables are read there, and those of a gradient are written to
-    ``row_buffer``; None: both travel, or there are no tables.
+    it ``is_shared``, those of another lane. ``source``: where the task reads the parameters: in
+    place, or a copy. ``layout``: copies are those slices that the task reads elsewhere. ``rows`` of
+    the ps's tables are read there, and those of a gradient are written to ``row_buffer``; None:
+    both travel, or there are no tables.
     """
 
+    link: Link
     name: str
     layout: ShardLayout
     parameters: Flat
+    source: Flat
     gradient: Flat
     reached: Reached | None = None
     compressor: Compressor | None = None  # of gradients that travel
@@ -71,10 +74,18 @@ class Lane:
             return None
         return Chunks(self.gradient, sequence, self._encode, in_order=False)
 
-    def with_rows(self, parts: Parts | None, rows: Sequence[RowsOf], sequence: int) -> WithRows:
-        """Return the parts of a push and the rows of its gradient, which travel."""
+    def with_rows(
+        self, parts: Chunks | None, rows: Sequence[RowsOf], sequence: int
+    ) -> Chunks | None:
+        """Write the rows of a push to memory that its ps reads, or add them to the parts of it."""
+        if self.row_buffer is not None:
+            self.row_buffer.write(rows)
+        if self.row_buffer is not None or not rows:
+            return parts
         compression = None if self.compressor is None else self.compressor.compression
-        return WithRows(parts, chunks_of(rows, sequence, compression))
+        parts = Chunks(None, sequence, self._encode) if parts is None else parts
+        parts.end_with(chunks_of(rows, sequence, compression))
+        return parts
 
     @property
     def _encode(self) -> Encode:
@@ -103,18 +114,26 @@ async def open_lanes(actor: JobActor, joined: Sequence[Admission]) -> list[Lane]
         return lanes
     one = lanes[near[0]]  # all ps hold the same, so the same bytes go to those that are far
     shared = replace(one, name="tcp", reached=None, is_shared=True, rows=None, row_buffer=None)
-    return [replace(shared, layout=lane.layout) if lane.reached is None else lane for lane in lanes]
+    return [
+        lane
+        if lane.reached is not None
+        else replace(shared, link=lane.link, layout=lane.layout, source=one.parameters)
+        for lane in lanes
+    ]
 
 
 async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Admission) -> Lane:
     reached = await map_segment(actor, layout.shard, joined)
     if reached is not None:
         segment, number, rows = reached
+        is_copied = actor.job.consistent_reads
         try:
             return Lane(
-                name=segment.lane,
-                layout=layout,
+                joined.link,
+                segment.lane,
+                layout,
                 parameters=segment.parameters,
+                source=zeros(layout.size) if is_copied else segment.parameters,
                 gradient=segment.gradient(number),
                 reached=segment,
                 rows=rows,
@@ -124,12 +143,12 @@ async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Admission) ->
             await _check_known(joined.link)  # the place may be another's since our lease ran out
             raise RefusedError(f"{joined.link.peer}: {error}") from error
     parameters, gradient = zeros(layout.size), zeros(layout.size)
+    lane = Lane(joined.link, "tcp", layout, parameters, parameters, gradient)
     compression = make_compression(actor.job.compression)
     if compression is None:
-        return Lane("tcp", layout, parameters, gradient)
+        return lane
     compressor = Compressor(compression, layout.trained)
-    add = Decompressor(compression, layout.trained).add
-    return Lane("tcp", layout, parameters, gradient, compressor=compressor, add=add)
+    return replace(lane, compressor=compressor, add=Decompressor(compression, layout.trained).add)
 
 
 class Near(NamedTuple):
@@ -158,7 +177,9 @@ async def map_segment(actor: JobActor, shard: int, joined: Admission) -> Near | 
             place, is_board = welcome.tables, actor.plan.exchange.is_board
             rows = reach_tables(place, tables, writable=is_board) if tables else None
             if wanted in ("auto", segment.lane):
-                return Near(segment, await _prove(link, segment), rows)
+                proof = MapSegment(segment.lane, segment.nonce)
+                reply = await link.request(proof, reason="it has not assigned a buffer yet")
+                return Near(segment, reply.expect(Mapped).buffer, rows)
             reason = f"its lane is {segment.lane}"
         except FencedError:
             raise
@@ -172,13 +193,6 @@ async def map_segment(actor: JobActor, shard: int, joined: Admission) -> Near | 
         )
     log.info("tensors travel to %s by tcp: %s", link.peer, reason)
     return None
-
-
-async def _prove(link: Link, segment: Reached) -> int:
-    reply = await link.request(
-        MapSegment(segment.lane, segment.nonce), reason="it has not assigned a buffer yet"
-    )
-    return reply.expect(Mapped).buffer
 
 
 async def _check_known(link: Link) -> None:

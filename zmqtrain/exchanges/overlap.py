@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from zmqtrain.actors.callbacks import guarded
-from zmqtrain.actors.link import Link
+from zmqtrain.actors.actor import guarded
 from zmqtrain.actors.outstanding import Outstanding
-from zmqtrain.compute.arrays import Flat
 from zmqtrain.exchanges.lanes import Lane
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.finite import all_finite
@@ -23,10 +21,8 @@ from zmqtrain.wire.messages import Push
 class Overlap:
     """Sends the pushes of one membership while they are computed."""
 
-    def __init__(
-        self, links: Sequence[Link], lanes: Sequence[Lane], on_error: Callable[[Exception], None]
-    ) -> None:
-        self._links, self._lanes = links, lanes
+    def __init__(self, lanes: Sequence[Lane], on_error: Callable[[Exception], None]) -> None:
+        self._lanes = lanes
         self._loop = asyncio.get_running_loop()
         self._send = guarded(self._send_chunks, on_error)
         self._requests: dict[int, Outstanding] = {}  # of the current push, by shard
@@ -40,14 +36,18 @@ class Overlap:
     def begin(self, sequence: int) -> None:
         """Begin a push; :meth:`written` sends its chunks."""
         self._unwritten = set(self._runs)
-        self._left = [_sizes_of_chunks(lane.gradient) for lane in self._lanes]
+        flats = [lane.gradient for lane in self._lanes]
+        self._left = [
+            [len(chunks.at(flat, index)) for index in range(chunks.count(len(flat)))]
+            for flat in flats
+        ]
         reason = f"push {sequence} is sent while it is computed"
-        for shard, (link, lane) in enumerate(zip(self._links, self._lanes, strict=True)):
+        for shard, lane in enumerate(self._lanes):
             if lane.compressor is not None:
                 lane.compressor.hold([])  # the last gradient's feedback goes first
             to_come = lane.chunks_to_come(sequence)
             if to_come is not None:
-                self._requests[shard] = link.begin(
+                self._requests[shard] = lane.link.begin(
                     None, chunks=to_come, out=lane.out, sequence=sequence, reason=reason
                 )
 
@@ -69,16 +69,13 @@ class Overlap:
 
         Return None if the push was not begun here.
         """
-        request = self._requests.pop(shard, None)
+        request, lane = self._requests.pop(shard, None), self._lanes[shard]
         if request is not None:
-            if rows and request.chunks is not None:
-                request.chunks.add(range(len(request.chunks)))
-                lane = self._lanes[shard]
-                request.chunks = lane.with_rows(request.chunks, rows, push.sequence)
-            self._links[shard].complete(request, push, with_chunks=push.finite)
-            compressor = self._lanes[shard].compressor
-            if compressor is not None and not push.finite:
-                compressor.forget()
+            if request.chunks is not None:
+                lane.with_rows(request.chunks, rows, push.sequence)
+            lane.link.complete(request, push, with_chunks=push.finite)
+            if lane.compressor is not None and not push.finite:
+                lane.compressor.forget()
         return request
 
     def _count(self, shard: int, start: int, stop: int) -> list[int]:
@@ -95,8 +92,4 @@ class Overlap:
         request = self._requests.get(shard)
         if request is not None and request.chunks is not None:
             request.chunks.add(complete)
-            self._links[shard].go_on(request)
-
-
-def _sizes_of_chunks(flat: Flat) -> list[int]:
-    return [len(chunks.at(flat, index)) for index in range(chunks.count(len(flat)))]
+            self._lanes[shard].link.go_on(request)

@@ -24,7 +24,6 @@ from zmqtrain.exchanges.rows import ShardRows, by_shard
 from zmqtrain.models.tables import RowsOf
 from zmqtrain.store.segment_layout import IN_FORCE
 from zmqtrain.training.exchange import Exchange, Membership, Round, StepReport, StepResult
-from zmqtrain.wire.chunks import Parts
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import Leave, Pull, PullReply, Push, PushReply
@@ -39,8 +38,6 @@ class ParameterServerExchange(Exchange):
         """``actor``: the worker's task. ``links``: one to each ps, the leader's first."""
         self._actor, self._links = actor, links
         self.lanes: list[Lane] = []
-        self._outs: list[Flat | None] = []  # where parameters that travel are laid, by shard
-        self._sources: list[Flat] = []  # the parameters that the worker reads, by shard
         # By shard: parameters that are carried byte by byte, if other tasks change them.
         self._byte_state: dict[int, Flat] = {}
         self.versions = [0] * len(links)  # of these
@@ -60,15 +57,13 @@ class ParameterServerExchange(Exchange):
         """
         self.is_finished, self._sequence, self.lanes = False, 0, []
         self.lanes = await open_lanes(self._actor, await join_all(self._actor, self._links))
-        self._outs = [lane.out for lane in self.lanes]
-        self._sources = [self._source(lane) for lane in self.lanes]
         own = {shard: lane.layout for shard, lane in enumerate(self.lanes) if not lane.is_shared}
         rests = {shard: layout.size - layout.averaged for shard, layout in own.items()}
         self._byte_state = {
             shard: zeros(rest) for shard, rest in rests.items() if any(rests.values())
         }
         if self._actor.job.overlap:
-            self._overlap = Overlap(self._links, self.lanes, self._actor.crash)
+            self._overlap = Overlap(self.lanes, self._actor.crash)
         if self._has_tables:
             readers = [lane.rows for lane in self.lanes]
             job, copies = self._actor.job, self._actor.plan.copies
@@ -79,7 +74,7 @@ class ParameterServerExchange(Exchange):
         reply = await self._answer(self._pull(), PullReply)
         return Membership(
             layouts=[*own.values()],
-            parameters=[self._sources[shard] for shard in own],
+            parameters=[self.lanes[shard].source for shard in own],
             gradients=[self.lanes[shard].gradient for shard in own],
             batches=reply.batches,
             stop=reply.stop,
@@ -102,8 +97,7 @@ class ParameterServerExchange(Exchange):
         requests: list[Outstanding] = []
         given, shards = report.rows if report.finite else (), len(self._links)
         rows = by_shard(given, shards, self._actor.plan.copies)
-        each = zip(self._links, self.lanes, self._outs, rows, strict=True)
-        for shard, (link, lane, out, of_tables) in enumerate(each):
+        for shard, (lane, of_tables) in enumerate(zip(self.lanes, rows, strict=True)):
             push = self._push_of(shard, report, of_tables)
             if lane.compressor is not None:
                 runs = (run for run in lane.layout.runs if run[0].variable.name in report.absent)
@@ -113,12 +107,12 @@ class ParameterServerExchange(Exchange):
                 request = self._overlap.complete(shard, push, of_tables)
             if request is None:
                 chunks, tensors = lane.split(self._sequence) if push.finite else (None, ())
-                parts = self._with_rows(lane, chunks, of_tables)
-                request = link.begin(
+                parts = lane.with_rows(chunks, of_tables, self._sequence)
+                request = lane.link.begin(
                     push,
                     tensors=tensors,
                     chunks=parts,
-                    out=out,
+                    out=lane.out,
                     add=lane.add,
                     sequence=self._sequence,
                     reason=reason,
@@ -130,6 +124,7 @@ class ParameterServerExchange(Exchange):
 
     def _push_of(self, shard: int, report: StepReport, rows: Sequence[RowsOf]) -> Push:
         """Return the message of a gradient; ``rows``: those of tables that the shard gets."""
+        lane = self.lanes[shard]
         return Push(
             sequence=self._sequence,
             version=self.versions[shard],
@@ -138,8 +133,8 @@ class ParameterServerExchange(Exchange):
             loss=report.loss,
             finite=report.finite,
             sums={} if shard else report.sums,
-            wants_parameters=self._outs[shard] is not None,
-            absent=self.lanes[shard].layout.numbers_of(report.absent),
+            wants_parameters=lane.out is not None,
+            absent=lane.layout.numbers_of(report.absent),
             weight=report.weight,
             rows=self._counts(rows),
             batches=report.batches,
@@ -151,14 +146,6 @@ class ParameterServerExchange(Exchange):
             return ()
         counts = {each.table: len(each.ids) for each in rows}
         return tuple(counts.get(t.number, 0) for t in self._actor.job.table_variables())
-
-    def _with_rows(self, lane: Lane, chunks: Parts | None, rows: Sequence[RowsOf]) -> Parts | None:
-        """Write the rows of a push to memory that its ps reads, or add them to the message."""
-        if lane.row_buffer is not None:
-            lane.row_buffer.write(rows)
-        elif rows:
-            return lane.with_rows(chunks, rows, self._sequence)
-        return chunks
 
     async def wait_for_end(self) -> None:
         """Wait for the chief to end the run, until the task is stopped.
@@ -180,18 +167,12 @@ class ParameterServerExchange(Exchange):
             if link.joined:
                 link.send(Leave(reason))
 
-    def _source(self, lane: Lane) -> Flat:
-        """Return where the worker reads a shard's parameters: in place, or a copy."""
-        if self._actor.job.consistent_reads and lane.reached is not None:
-            return zeros(len(lane.parameters))
-        return lane.parameters
-
     def _pull(self) -> list[Outstanding]:
         names = ",".join(lane.name for lane in self.lanes)
         reason = "it has not sent the first parameters yet"
         return [
-            link.begin(Pull(names, out is not None), out=out, reason=reason)
-            for link, out in zip(self._links, self._outs, strict=True)
+            lane.link.begin(Pull(names, lane.out is not None), out=lane.out, reason=reason)
+            for lane in self.lanes
         ]
 
     async def _result(self, requests: Sequence[Outstanding]) -> StepResult:
@@ -235,30 +216,30 @@ class ParameterServerExchange(Exchange):
         for shard, reply in enumerate(replies):
             self._take_in(shard, reply, reply.expect(kind).version)
         if self._actor.job.consistent_reads:  # on tcp they are copies anyway
-            for link, lane, source in zip(self._links, self.lanes, self._sources, strict=True):
-                if lane.reached is not None:
-                    await read_parameters(link, lane.reached, lane.layout, source, copies=True)
+            for lane in self.lanes:
+                if (reached := lane.reached) is not None:
+                    await read_parameters(lane.link, reached, lane.layout, lane.source, copies=True)
         for shard, state in self._byte_state.items():
             await self._read_byte_state(shard, state)
         return replies[0].expect(kind)
 
     def copy_byte_state(self) -> None:
-        """Copy the state that is carried byte by byte, which nobody changes now."""
+        """Copy the state that is carried byte by byte, which does not change now."""
         for shard, state in self._byte_state.items():
-            source = self._sources[shard]
+            source = self.lanes[shard].source
             np.copyto(state, source[len(source) - len(state) :])
 
     async def _read_byte_state(self, shard: int, state: Flat) -> None:
         """Copy the state that is carried byte by byte: read while it changes, it would be torn."""
-        source, lane = self._sources[shard], self.lanes[shard]
-        reached = lane.reached
+        lane = self.lanes[shard]
+        source, reached = lane.source, lane.reached
         tail = slice(len(source) - len(state), None)
         # A copy; or a board's, which changes when this worker's next gradient is ready.
         if reached is None or self._actor.job.consistent_reads or reached.board[IN_FORCE]:
             np.copyto(state, source[tail])
         elif not copy_consistently(reached.words, source[tail], state):
             whole = zeros(len(source))
-            await read_parameters(self._links[shard], reached, lane.layout, whole, copies=True)
+            await read_parameters(lane.link, reached, lane.layout, whole, copies=True)
             np.copyto(state, whole[tail])
 
     def _take_in(self, shard: int, reply: Envelope, version: int) -> None:

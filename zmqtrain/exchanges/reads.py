@@ -59,7 +59,7 @@ async def read_parameters(
 ) -> int:
     """Copy the elements that a shard owns, or their moving average, at one version; return it.
 
-    ``out``: of shape (layout.size,). ``copies``: copy all that it holds. ``at``: a kept version.
+    ``out``: array of shape (layout.size,). ``copies``: read copies as well. ``at``: a kept version.
     """
     part = slice(None) if copies else layout.owned
     if segment is not None and not at:

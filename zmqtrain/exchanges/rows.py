@@ -23,8 +23,7 @@ from zmqtrain.wire.compression import Compression
 from zmqtrain.wire.messages import Lookup, RowValues
 from zmqtrain.wire.rows import cut, encoded, rows_in
 
-REQUESTS = 8
-"""Requests for rows that a ps has at a time, each of about a frame: the others wait."""
+REQUESTS = 8  # requests for rows that a ps has at a time, each of about a frame: the others wait
 
 
 class _Piece(NamedTuple):

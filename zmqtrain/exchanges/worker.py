@@ -77,7 +77,9 @@ class Worker(JobActor):
 
     async def main(self) -> int:
         exchange = self.exchange = open_exchange(self, self.link_all())
-        training, evaluation = self._data or await self.load_data()
+        if (data := self._data or await self.load_data()) is None:
+            return self.stop_code
+        training, evaluation = data
         loop = self._training = TrainingLoop(
             self.job,
             training,

@@ -204,7 +204,7 @@ class Gatherer(JobActor):
     def on_gather(self, request: Request, message: Gather) -> None:
         count, named = len(self.plan.worker_addresses), {*message.members, request.sender.index}
         if not message.members or not all(0 <= each < count for each in named):
-            raise ProtocolError(f"{message.members} is no group of {count} workers")
+            raise ProtocolError(f"{message.members} is not a group of {count} workers")
         theirs = Group(message.group, message.members)
         if self.found or theirs.number < self._known.number:
             self._answer(request, message)

@@ -22,8 +22,7 @@ from zmqtrain.hosting import signals
 from zmqtrain.observe import health
 from zmqtrain.planning.plan import Plan
 
-DESCRIPTORS = 24
-"""Open files of a task without peers."""
+DESCRIPTORS = 24  # open files of a task without peers
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ def check_own_address(config: TaskConfig, plan: Plan) -> None:
         if error.errno == errno.EADDRNOTAVAIL:
             raise ConfigError(
                 f"{names_of('workers')} or TF_CONFIG has {address} for {config.task}, which this "
-                f"is, but {ip} is no address of this host; correct it or {names_of('index')}; "
+                f"is, but {ip} is not an address of this host; correct it or {names_of('index')}; "
                 "if a service in front of this host has it, give --bind 0.0.0.0"
             ) from None
 
@@ -74,7 +73,7 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
     """Serve metrics and health until the stack is closed.
 
     Raises:
-        ConfigError: the port that was asked for is taken, or the host is no address of this one. A
+        ConfigError: the requested port is taken, or the host is not an address of this one. A
             default port that is taken is replaced by a free one.
     """
     host, port = config.metrics_address

@@ -268,16 +268,16 @@ def _not_ours(pid: int) -> str:
     if pid > 1:
         try:
             process = psutil.Process(pid)
-            if process.status() == psutil.STATUS_ZOMBIE:
+            program = Path(process.exe()).name  # "" while it is ending
+            if not program or process.status() == psutil.STATUS_ZOMBIE:
                 return _ENDED
-            is_python = "python" in Path(process.exe()).name
-            if is_python and process.uids().real == os.getuid():
+            if "python" in program and process.uids().real == os.getuid():
                 return ""
         except psutil.NoSuchProcess:
             return _ENDED
         except psutil.Error:
             pass
-    return "{} is no Python process of this user"
+    return "{} is not a Python process of this user"
 
 
 def _is_back(done: CarriedOut, task: TaskStatus) -> bool:

@@ -69,7 +69,7 @@ class ForkedProcess:
         return await asyncio.shield(self._ended)
 
     def abandon(self) -> None:
-        """End it, unless it is a task now or has ended."""
+        """End the process, unless it has become a task or has ended."""
         if self._link.fileno() >= 0:
             self._link.close()
             os.kill(self.pid, signal.SIGKILL)

@@ -12,14 +12,15 @@ import contextvars
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.in_process import LocalRun
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.compute.generators import generators_kept
+from zmqtrain.compute.offload import in_daemon
 from zmqtrain.config.cluster import IPC, Cluster, Role
 from zmqtrain.config.fit_script import refuse_while_loading
 from zmqtrain.config.task import TaskConfig
@@ -32,7 +33,7 @@ from zmqtrain.observe.outcome import forget, recorded
 from zmqtrain.observe.summary import Summary
 from zmqtrain.planning.plan import plan_alone, plan_for
 from zmqtrain.planning.strategy import local_cluster
-from zmqtrain.roles import launch, process
+from zmqtrain.roles import launch, script
 from zmqtrain.store.logdir import claimed
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.user_code import mistakes_in_short
@@ -77,8 +78,8 @@ def run(
         ZmqTrainError: a task cannot go on; the type and the text say why.
     """
     refuse_while_loading("zmqtrain.run")
-    job = process.job_of_script(job)
-    task = process.task_of_script("zmqtrain.run", workers=workers, ps=ps, timing=timing)
+    job = script.job_of_script(job)
+    task = script.task_of_script("zmqtrain.run", workers=workers, ps=ps, timing=timing)
     if task is not None:
         return train_as(task, job, on_progress)
     found = train_here(job, workers=workers, ps=ps, timing=timing, on_progress=on_progress)
@@ -99,7 +100,7 @@ def train_as(task: TaskConfig, job: Job, on_progress: OnProgress | None = None) 
 
     code, summary = _with_a_loop(lambda: launch.train(task, job, reach, on_progress), stop)
     if code or summary is None:
-        raise process.end_of_process(f"{task.task} has ended with exit code {code}", code)
+        raise script.end_of_process(f"{task.task} has ended with exit code {code}", code)
     return summary
 
 
@@ -129,7 +130,7 @@ def train_here(
         try:
             return _with_a_loop(lambda: asyncio.run(training), stop)
         except DebuggerLeftError as error:  # as Ctrl-C ends a script, without a traceback
-            raise process.end_of_process(str(error), ExitCode.INTERRUPTED) from None
+            raise script.end_of_process(str(error), ExitCode.INTERRUPTED) from None
 
 
 def _with_a_loop(train: Callable[[], Result], stop: Stop) -> Result:
@@ -164,10 +165,10 @@ class Stop:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: Callable[[int], None]
+        self._stop: Callable[[int], object]
         self._code: ExitCode | None = None  # of a call before the run began
 
-    def reach(self, stop: Callable[[int], None]) -> None:
+    def reach(self, stop: Callable[[int], object]) -> None:
         """Call ``stop`` with the exit code from now on, and at Ctrl-C."""
         self._loop, self._stop = asyncio.get_running_loop(), stop
         if self._code is not None:
@@ -178,6 +179,19 @@ class Stop:
                 code = int(ExitCode.INTERRUPTED)
                 self._loop.add_signal_handler(signal.SIGINT, stop, code)
 
+    async def breaks(self, beginning: Coroutine[Any, Any, Result]) -> Result:
+        """Return the result of a part of the run that comes before any training.
+
+        Raises:
+            KeyboardInterrupt: the run is stopped meanwhile.
+        """
+        task = asyncio.ensure_future(beginning)
+        self.reach(lambda code: task.cancel())
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
     def __call__(self, code: ExitCode = ExitCode.INTERRUPTED) -> None:
         self._code = code
         if self._loop is not None:
@@ -186,10 +200,12 @@ class Stop:
 
 
 async def run_alone(job: Job, on_progress: OnProgress, stop: Stop) -> Summary:
-    run = LocalRun(plan_alone(job), await asyncio.to_thread(job.load_data), on_progress)
-    stop.reach(run.stop)
+    data = await stop.breaks(in_daemon(job.load_data))
+    run = LocalRun(plan_alone(job), data, on_progress)
     with claimed(job.logdir), recorded(job.name, job.logdir, None, lambda: run.summary):
         forget(job.logdir)
+        await stop.breaks(run.begin())
+        stop.reach(run.stop)
         return await run.train()
 
 
@@ -203,7 +219,7 @@ async def _run_cluster(
 ) -> Summary:
     """Train by all tasks of a cluster, in this process."""
     plan = plan_for(job, cluster)
-    data = await asyncio.to_thread(job.load_data)
+    data = await stop.breaks(in_daemon(job.load_data))
     transport = make_transport()
     options = timing.model_dump()
     config = TaskConfig(role=Role.CHIEF, job=job.name, lane="memory", **options)

@@ -34,7 +34,7 @@ from zmqtrain.metrics import Measures
 from zmqtrain.models.base import Parameters
 from zmqtrain.models.rows import TableReader
 from zmqtrain.observe.summary import Summary
-from zmqtrain.roles import launch, process, script
+from zmqtrain.roles import launch, script
 from zmqtrain.training.evaluation import evaluate, rows_of
 from zmqtrain.training.own_loop import Lease, LoopBridge, LoopEndedError, Place
 from zmqtrain.user_code import mistakes_in_short, without_own_frames
@@ -69,8 +69,8 @@ def attach(job: Job) -> Session:
     if task is not None:
         job, train = task.attach(job), task.train
     else:
-        job = process.job_of_script(job)
-        if (config := process.task_of_script("zmqtrain.attach")) is not None:
+        job = script.job_of_script(job)
+        if (config := script.task_of_script("zmqtrain.attach")) is not None:
             train, role = partial(launch.train, config), config.role
     if job.devices:
         raise ConfigError(
@@ -179,7 +179,7 @@ class Session:
         self._thread.join()
         self._raise()
         if self._role is Role.PS:
-            raise process.end_of_process("the job of this ps has ended", ExitCode.OK)
+            raise script.end_of_process("the job of this ps has ended", ExitCode.OK)
         if self.summary is None or not self.summary.has_parameters:
             return
         parameters, tables = _parted(self.summary.parameters)
@@ -334,7 +334,7 @@ class Session:
                     "train less, give the job fewer steps or epochs"
                 )
                 log.error("%s", text)
-            raise process.end_of_process(text, code)
+            raise script.end_of_process(text, code)
         if self.summary is not None and self.summary.exit_code not in _IN_ORDER:
             self.summary.checked()
 

@@ -57,9 +57,9 @@ class LocalCluster(SharedConfig):
     """The size of a cluster on this host, and how it is run."""
 
     ps: int = Field(
-        1, ge=0, le=64, description="how many parameter servers; 0: each worker hosts a part"
+        1, ge=0, le=64, description="number of parameter servers; 0: each worker hosts a part"
     )
-    workers: int = Field(2, ge=1, le=256, description="how many workers")
+    workers: int = Field(2, ge=1, le=256, description="number of workers")
     threads: int = Field(
         1, ge=1, le=MAX_THREADS, description="threads of a worker for linear algebra"
     )
@@ -67,12 +67,12 @@ class LocalCluster(SharedConfig):
         None,
         ge=0,
         description="number of a worker that gets this terminal, for breakpoint(); the other tasks "
-        "pass by theirs",
+        "ignore theirs",
     )
     max_restarts: int = Field(
         USUAL_LIMITS.max_restarts,
         ge=0,
-        description=f"most restarts of each task within {USUAL_LIMITS.within_s:g} s",
+        description=f"largest number of restarts of each task within {USUAL_LIMITS.within_s:g} s",
     )
     metrics_port: int | None = Field(
         None,

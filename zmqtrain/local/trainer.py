@@ -29,7 +29,7 @@ from zmqtrain.models.checks import check_sizes
 from zmqtrain.models.rows import TableReader, readers_of
 from zmqtrain.observe.summary import NotHere, Summary
 from zmqtrain.optim import SGD
-from zmqtrain.roles import process
+from zmqtrain.roles.script import job_of_script, mistakes_end_a_task, task_of_script
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.weights import load, named_arrays
 from zmqtrain.training import evaluation
@@ -64,11 +64,11 @@ _OF_KERAS: dict[str, tuple[tuple[Any, ...], str]] = {
 class Trainer:
     """A model with its optimizer and its weights.
 
-    ``history`` and ``summary`` are those of the last :meth:`fit`.
+    ``history``, ``summary`` and ``logdir`` are those of the last :meth:`fit`.
     """
 
     @mistakes_in_short
-    @process.mistakes_end_a_task()
+    @mistakes_end_a_task()
     def __init__(
         self,
         model: Model,
@@ -80,12 +80,12 @@ class Trainer:
         ps: int | None = None,
         **options: Any,
     ) -> None:
-        """``metrics``: measured on validation data and, if they are few numbers, of training; see
-        :mod:`zmqtrain.metrics`. A model of Keras that is compiled brings metrics and optimizer.
+        """``metrics``: measured on validation data and, if they are few numbers, in training; see
+        :mod:`zmqtrain.metrics`. A compiled Keras model brings its own metrics and optimizer.
 
-        ``logdir``: where the job is saved; a later :meth:`fit` with it goes on from there.
-        ``workers``, ``ps``: of a cluster in this process; one worker needs no ps, and several can
-        do without (``ps=0``). ``options``: other fields of :class:`zmqtrain.Job`, such as
+        ``logdir``: where the job is saved; a later :meth:`fit` with the same one resumes it.
+        ``workers``, ``ps``: size of a cluster in this process; one worker needs no ps, and several
+        can train without (``ps=0``). ``options``: other fields of :class:`zmqtrain.Job`, such as
         ``policy``, ``seed``, ``clip_norm``.
 
         Raises:
@@ -112,7 +112,7 @@ class Trainer:
         self._weights: Parameters | None = None
 
     @mistakes_in_short
-    @process.mistakes_end_a_task()
+    @mistakes_end_a_task()
     def fit(
         self,
         x: Any = None,
@@ -132,24 +132,24 @@ class Trainer:
     ) -> History:
         """Train for ``epochs`` passes over ``x``; return the measures after each.
 
-        ``x``, ``validation_data``: a tuple of arrays, a Dataset (also torch's), or a Data,
-        whose evaluation set is the validation data unless that is given; or two arrays,
-        ``fit(features, labels)``. A Keras model with several inputs or outputs takes lists of
-        arrays, or arrays by name. ``batch_size``: examples in a batch of one worker, 32 by default,
-        as in Keras. ``validation_split``: fraction of the examples, chosen by the
-        job's seed, that is held out as validation data. ``epochs`` counts from the
-        start of the logdir's job. ``steps_per_epoch``: batches of an epoch, in place of those of a
-        pass; the next epoch goes on in it. Without a logdir a second call goes on from the weights,
-        with new optimizer slots. ``class_weight``: weights of classes in the loss, 1 by default.
-        ``sample_weight``: weights of the examples in a tuple of arrays; the tuple may also have
-        them as its third array. ``verbose``: show progress. ``fast_dev_run``: one epoch of a few
-        batches, without saving or callbacks that write files, to try everything out. ``unknown``:
-        other arguments of Keras are refused, with their equivalents here, unless their values ask
-        for what is done anyway, such as ``shuffle=True``.
+        ``x``, ``validation_data``: a tuple of arrays, a Dataset (also torch's), or a Data, whose
+        evaluation set is the default of ``validation_data``. ``fit(features, labels)`` takes two
+        arrays. A Keras model with several inputs or outputs takes lists of arrays, or arrays by
+        name. ``batch_size``: examples in a batch of one worker, 32 by default, as in Keras.
+        ``validation_split``: fraction of the examples, chosen by the job's seed, that is held out
+        as validation data. ``epochs`` counts from the start of the logdir's job; without a logdir,
+        a second call continues with the weights and new optimizer slots. ``steps_per_epoch``:
+        batches of an epoch, instead of a whole pass; the next epoch continues the pass.
+        ``class_weight``: weights of classes in the loss, 1 by default. ``sample_weight``: weights
+        of the examples in a tuple of arrays, which may also have them as its third array.
+        ``verbose``: show progress. ``fast_dev_run``: try everything out in one epoch of a few
+        batches, without saving or callbacks that write files. ``unknown``: other arguments of
+        Keras are refused, with their equivalents here, unless their values ask for what is done
+        anyway, such as ``shuffle=True``.
 
         If TF_CONFIG, ``ZMQTRAIN_ROLE`` or honcho makes this process a task of a cluster, it is that
-        task until the training ends. Every task returns the same measures, arrays left out;
-        the weights are where the chief is, and in the logdir.
+        task until the training ends. Every task returns the same measures, but without arrays; the
+        weights are in the chief's process and in the logdir.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; a job with a logdir was saved.
@@ -188,12 +188,15 @@ class Trainer:
             class_weight=dict(class_weight) if isinstance(class_weight, Mapping) else class_weight,
             **{"batch_size": BATCH_SIZE} | self._options | given,
         )
-        job = process.job_of_script(job)
+        job = job_of_script(job)
+        self.logdir = job.logdir  # which a variable may have named
         if fast_dev_run:
             quick = first_batches(data, directory, QUICK_BATCHES * job.worker_batch_size)
             job = job.with_overrides(epochs=1, steps_per_epoch=0)
             job = job.model_copy(update={"data": quick, "logdir": None})
         self.summary = self._train(job, alone=fast_dev_run)
+        if self.summary.checkpoint is not None:  # a flag of a command may have named the logdir
+            self.logdir = str(Path(self.summary.checkpoint).parents[1])
         self.history = self.summary.history
         if not fast_dev_run:
             self._weights = self.summary.parameters
@@ -221,7 +224,7 @@ class Trainer:
                     "script as a cluster; leave them out"
                 )
             return script.fit(job)
-        task = None if alone else process.task_of_script("Trainer.fit", workers=workers, ps=ps)
+        task = None if alone else task_of_script("Trainer.fit", workers=workers, ps=ps)
         if task is None:  # callbacks show the progress
             return train_here(job, workers=workers, ps=ps, on_progress=lambda status: None)
         if self._weights is not None and self.logdir is None:

@@ -69,7 +69,7 @@ class _Mean:
 class _Classes:
     """A metric of class scores.
 
-    ``ignore_index``: examples with this label do not count. ``axis``: of the classes, in outputs of
+    ``ignore_index``: examples with this label do not count. ``axis``: axis of classes in outputs of
     more than two axes; by default it follows from the shape of the labels, or is the last one.
     """
 
@@ -270,7 +270,7 @@ def checked(metrics: Sequence[Any]) -> tuple[Metric, ...]:
     """Return the metrics as a tuple.
 
     Raises:
-        ConfigError: one is no metric, or two have the same name.
+        ConfigError: one is not a metric, or two have the same name.
     """
     for metric in metrics:
         if isinstance(metric, type) or not isinstance(metric, Metric):
@@ -296,7 +296,7 @@ _NAMES = {
 def larger_is_better(name: str, directions: Mapping[str, bool]) -> bool | None:
     """Return whether a larger value of a measure, also with ``val_``, is better; None: unknown.
 
-    ``directions``: of known metrics, by name; they count more than words in names.
+    ``directions``: those of known metrics, by name; they count more than words in names.
     """
     measure = name.removeprefix("val_")
     if measure in directions:

@@ -87,7 +87,7 @@ def check_sums(
     """Check that a metric's result for a batch is the sum of its results for two parts.
 
     Raises:
-        ConfigError: it is no sum, but a mean, for instance; or as for :func:`sums_of`.
+        ConfigError: it is not a sum, but a mean, for instance; or as for :func:`sums_of`.
     """
     if getattr(metric, "takes_whole_batch", False):
         return

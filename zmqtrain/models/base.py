@@ -261,8 +261,11 @@ class BaseModel(ABC):
         """Return all variables, with the values in a file of the model's framework."""
         raise NotImplementedError
 
-    def save(self, path: Any, weights: Mapping[str, Array], *, overwrite: bool = True) -> None:
-        """Write weights into a file of the model's framework."""
+    def save(self, path: Any, weights: Mapping[str, Array], at: Any = None) -> None:
+        """Write weights by name into a file of the framework, with the optimizer's state.
+
+        ``at(use)`` calls a function with a checkpoint of now; None: there is none.
+        """
         raise NotImplementedError
 
     def with_weights(self, weights: Mapping[str, Array]) -> Any:

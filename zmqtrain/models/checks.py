@@ -142,7 +142,7 @@ def labels_at(model: object, batch: Batch, for_what: object, is_weighted: bool =
     ``is_weighted``: the job has put weights behind the labels.
 
     Raises:
-        ConfigError: the model has no ``labels_at``, or it is no index of a batch.
+        ConfigError: the model has no ``labels_at``, or it is not an index of a batch.
     """
     if not are_rows(batch):
         raise ConfigError(

@@ -91,7 +91,7 @@ class TableReader:
         """Return the rows with these ids: integers of any shape; the result has shape (*, dim).
 
         Raises:
-            DataError: an id is no integer, or none of the table's.
+            DataError: an id is not an integer, or not one of the table's.
         """
         unique, places = unique_ids(self.variable, ids)
         return self.rows(unique)[places]
@@ -136,7 +136,7 @@ class RowGradient:
         """Add the gradient of rows: ``ids`` of any shape, ``rows`` float32 of shape (*, dim).
 
         Raises:
-            DataError: an id is no integer, or none of the table's.
+            DataError: an id is not an integer, or not one of the table's.
             ConfigError: the shapes do not fit.
         """
         unique, places = unique_ids(self.variable, ids)
@@ -200,7 +200,7 @@ def unique_ids(variable: TableVariable, ids: Any) -> tuple[Ids, NDArray[np.int64
     """Return the sorted unique ids, and for each id its place among them, in its shape.
 
     Raises:
-        DataError: an id is no integer, or none of the table's.
+        DataError: an id is not an integer, or not one of the table's.
     """
     given = whole_numbers(variable, ids)
     unique, places = np.unique(given, return_inverse=True)
@@ -212,7 +212,7 @@ def whole_numbers(variable: TableVariable, ids: Any) -> Ids:
     """Return ids, of any shape, as int64.
 
     Raises:
-        DataError: they are no integers, or do not fit.
+        DataError: they are not integers, or do not fit.
     """
     given = np.asarray(ids)
     if given.dtype.kind not in "iu" and given.size:  # a list of nothing is float64

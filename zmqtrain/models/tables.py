@@ -59,7 +59,7 @@ class Initial(Protocol):
     """Values of rows that were never trained. Its ``repr`` is part of the job's fingerprint."""
 
     def rows(self, key: int, ids: Ids, dim: int) -> Rows:
-        """Return the rows; ``key``: of the job's seed and the table's name, see :func:`key_of`."""
+        """Return the rows; ``key`` is that of the job's seed and the table, see :func:`key_of`."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Elements of mean 0 and this standard deviation, as torch's Embedding has them with 1.
+    """Elements of mean 0 and this standard deviation; torch's Embedding uses 1.
 
     Each is the sum of twelve uniform numbers, none further than 6 standard deviations from 0: whole
     numbers are the same on every processor, logarithms are not.

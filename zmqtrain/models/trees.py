@@ -25,7 +25,7 @@ def are_rows(batch: Any) -> bool:
 
 
 def is_tree(batch: Any) -> bool:
-    """Return whether a batch is a tree; a list of arrays is none, as it may be meant as rows."""
+    """Return whether a batch is a tree. A list of arrays is not: it could mean rows."""
     if isinstance(batch, tuple | list):
         return not all(_is_array(part) or _is_number(part) for part in batch)
     is_value = _is_array(batch) or _is_number(batch) or isinstance(batch, str | bytes | None)

@@ -42,7 +42,7 @@ def checked_weight(value: Any, owner: object) -> float:
     """Return the result of a ``weight(batch)``, EMPTY for 0.
 
     Raises:
-        ConfigError: it is no weight.
+        ConfigError: it is not a weight.
     """
     try:
         found = float(value)

@@ -247,24 +247,24 @@ class Metrics:
         self._declare_job(every if is_ps and index == 0 else none)
         self._declare_chief(every if is_chief else none)
         make = every if is_worker or is_ps else none
-        text = "Gradients found to hold NaN or infinity."
+        text = "Gradients with NaN or infinity."
         self.nonfinite_gradients = make.counter("nonfinite_gradients", text)
         make = every if is_worker or (is_ps and index == 0) else none
-        text = "Time that others waited, by the worker that was the last they waited for."
+        text = "Time that others waited, by the last worker for which they waited."
         waits = make.counter("waited_for_seconds", text, "worker")
         self.waited_for_seconds = Series[int, Counter](waits, lambda series: series)
         make = every if is_chief or is_ps else none
-        failures = make.counter("checkpoint_failures", "Failures that this task met.", "stage")
+        failures = make.counter("checkpoint_failures", "Failed checkpoints, by stage.", "stage")
         self.checkpoint_failures = _by_label(failures, CheckpointStages)
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
 
     def _declare_task(self, make: _Maker, role: str, index: int) -> None:
-        make.info("build", "Versions that this task runs.").info(versions())
-        make.info("task", "Which task this is.").info({"role": role, "index": str(index)})
+        make.info("build", "Versions of zmqtrain, Python and packages.").info(versions())
+        make.info("task", "Role and index of this task.").info({"role": role, "index": str(index)})
         text = "1 for the state that this task is in, else 0."
         self.role_state = RoleState(make.gauge("role_state", text, "state"))
-        text = "How late the event loop woke a sleeper."
+        text = "Delay with which the event loop ran a timer."
         self.event_loop_lag_seconds = make.histogram("event_loop_lag_seconds", text, buckets=LAG_S)
 
     def _declare_messages(self, make: _Maker) -> None:
@@ -274,9 +274,8 @@ class Metrics:
         self.bytes_sent = make.counter("bytes_sent", text)
         text = "Bytes of messages received, valid or not."
         self.bytes_received = make.counter("bytes_received", text)
-        text = "Messages received that were not valid."
-        self.decode_errors = make.counter("decode_errors", text)
-        text = "From a request to its reply, by kind."
+        self.decode_errors = make.counter("decode_errors", "Invalid messages received.")
+        text = "Time from a request to its reply, by kind."
         durations = make.histogram("rpc_duration_seconds", text, "op")
         self.rpc_duration_seconds = Series[str, Histogram](durations, lambda series: series)
         self.rpc_retries = make.counter("rpc_retries", "Requests sent again.")
@@ -284,20 +283,19 @@ class Metrics:
 
     def _declare_steps(self, make: _Maker) -> None:
         self.steps = make.counter("steps", "Steps that this worker finished.")
-        self.examples = make.counter("examples", "Training examples in those steps.")
+        self.examples = make.counter("examples", "Training examples in finished steps.")
         self.train_loss = make.level("train_loss", "Loss of the last batch.", nan)
         text = "Batches of the current round of local steps that this worker has computed."
         self.local_step = make.level("local_step", text)
-        text = "One step, from its first phase to its last."
-        self.step_duration_seconds = make.histogram("step_duration_seconds", text)
-        phases = make.histogram("phase_duration_seconds", "One phase of a step.", "phase")
+        self.step_duration_seconds = make.histogram("step_duration_seconds", "Time of one step.")
+        phases = make.histogram("phase_duration_seconds", "Time of one phase of a step.", "phase")
         self.phase_duration_seconds = _by_label(phases, Phases)
 
     def _declare_shard(self, make: _Maker) -> None:
-        pushes = make.counter("pushes", "Pushes answered, by what became of them.", "result")
+        pushes = make.counter("pushes", "Pushes answered, by result.", "result")
         self.pushes = _by_label(pushes, Pushes)
         self.pulls = make.counter("pulls", "Pulls answered.")
-        text = "One update of the shard's parameters."
+        text = "Time of one update of the shard's parameters."
         self.apply_duration_seconds = make.histogram("apply_duration_seconds", text)
         text = "Updates that the shard applied between a gradient's pull and its push."
         self.staleness_versions = make.histogram("staleness_versions", text, buckets=VERSIONS)
@@ -306,13 +304,13 @@ class Metrics:
         text = "Trained rows of a table on this shard."
         rows = make.gauge("table_rows", text, "table")
         self.table_rows = Series[str, Level](rows, Level)
-        nbytes = make.gauge("table_bytes", "Memory of these rows and their index.", "table")
+        nbytes = make.gauge("table_bytes", "Memory of a table's rows and index.", "table")
         self.table_bytes = Series[str, Level](nbytes, Level)
-        updated = make.counter("table_updated_rows", "Rows of a table in updates.", "table")
+        updated = make.counter("table_updated_rows", "Rows that updates changed.", "table")
         self.table_updated_rows = Series[str, Counter](updated, lambda series: series)
         forgotten = make.counter("table_forgotten_rows", "Rows that a table forgot.", "table")
         self.table_forgotten_rows = Series[str, Counter](forgotten, lambda series: series)
-        text = "Turned away for a key, or for what the role may not send."
+        text = "Peers and messages refused for a key or a missing permission."
         self.auth_failures = make.counter("auth_failures", text)
 
     def show_tables(self, tables: Mapping[str, TableStatus]) -> None:
@@ -328,32 +326,32 @@ class Metrics:
         text = "Global step at which the job ends."
         self.global_step_target = make.unknown("global_step_target", text)
         self.learning_rate = make.level("learning_rate", "Learning rate of the last update.", nan)
-        text = "When the chief ended the job, in Unix time; 0 is not yet."
+        text = "Unix time when the chief ended the job; 0: not yet."
         self.ended_timestamp_seconds = make.gauge("ended_timestamp_seconds", text)
-        text = "Workers that should be here: those that were asked for or came, and have not left."
+        text = "Workers that were requested or have joined, and have not left."
         self.expected_workers = make.unknown("expected_workers", text)
         steps = make.gauge("worker_step", "Step that each live worker has reached.", "worker")
         self.worker_step = Series[int, Level](steps, Level)
         text = "Steps by which each worker is behind the first, as the policy counts them."
         behind = make.gauge("worker_behind_steps", text, "worker")
         self.worker_behind_steps = Series[int, Level](behind, Level)
-        text = "Tokens that no worker has taken, of a policy that has them."
+        text = "Tokens that no worker has taken, under a policy with tokens."
         self.tokens_queued = make.unknown("tokens_queued", text)
         self.token_takers = make.unknown("token_takers", "Workers that wait for a token.")
         self.tokens_taken = make.counter("tokens_taken", "Tokens that workers have taken.")
         text = "Workers that the policy holds back now."
         self.waiting_workers = make.gauge("waiting_workers", text)
-        text = "Number of the group of workers without ps; 0: none goes on without a lost one."
+        text = "Number of the group of workers without ps; 0: no worker was given up."
         self.group = make.gauge("group", text)
-        text = "How often workers began to make steps by themselves, on the board."
+        text = "How often workers began to make steps on the board."
         self.rosters = make.level("rosters", text)
         self.rounds = make.level("rounds", "Rounds of local steps.")
-        text = "How alike workers moved in the last round; 1 is the same, 1/sqrt(N) is unrelated."
+        text = "Agreement of workers in the last round; 1: same change, 1/sqrt(N): unrelated."
         self.round_agreement = make.level("round_agreement", text, nan)
         self.policy = make.info("policy", "Policy in force.")
         text = "Changes of policy while the job ran."
         self.policy_switches = make.counter("policy_switches", text)
-        text = "How far ahead of the slowest worker the policy lets another run; +Inf is no bound."
+        text = "Steps that a worker may be ahead of the slowest; +Inf: no bound."
         self.staleness_bound_steps = make.gauge("staleness_bound_steps", text)
         self.staleness_bound_steps.set(inf)
         leases = make.counter("lease_expirations", "Tasks declared dead, by role.", "role")
@@ -362,15 +360,15 @@ class Metrics:
     def _declare_chief(self, make: _Maker) -> None:
         text = "Mean loss over the evaluation set."
         self.evaluation_loss = make.unknown("evaluation_loss", text)
-        text = "Share of the evaluation set that is right."
+        text = "Share of correct predictions on the evaluation set."
         self.evaluation_accuracy = make.unknown("evaluation_accuracy", text)
-        text = "Time that should lie between checkpoints; 0 is never."
+        text = "Configured time between checkpoints; 0: only at the end."
         self.checkpoint_interval_seconds = make.gauge("checkpoint_interval_seconds", text)
-        text = "When the newest checkpoint was last up to date, in Unix time; 0 is not yet."
+        text = "Unix time when the newest checkpoint was last up to date; 0: not yet."
         self.checkpoint_last_success_timestamp_seconds = make.gauge(
             "checkpoint_last_success_timestamp_seconds", text
         )
-        text = "One checkpoint, from the decision to its manifest on disk."
+        text = "Time of one checkpoint, from the decision to its manifest on disk."
         self.checkpoint_duration_seconds = make.histogram(
             "checkpoint_duration_seconds", text, buckets=CHECKPOINT_S
         )

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 class Outcome:
     """The end of a run.
 
-    ``ended``: the reason. ``exit_code``: of the whole job. ``at``: Unix time. ``step``: the last
+    ``ended``: the reason. ``exit_code``: the job's. ``at``: Unix time. ``step``: the last
     one; ``train_loss``, ``measures``: as in the summary, None and {} if they are not known.
     ``checkpoint``: the newest one, "" if there is none.
     """

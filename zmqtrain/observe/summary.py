@@ -37,20 +37,18 @@ class NotHere(Mapping[str, Any]):
 class Summary:
     """The figures of a run.
 
-    ``seconds`` and ``steps_per_second`` count from the first to the last push that ps 0 has seen
-    in its present life, start-up left out; ``staleness`` is that of this life, too.
-    ``strategy`` is "local" if one worker trained alone, "mirrored" if it had several devices;
-    ``rosters``: how often workers began to make steps by themselves, over the board.
-    ``ps`` leaves those out that workers host.
-    ``tables``: those of the model by name; ``rows`` is None where any int64 is an id.
-    ``measures`` are of the evaluation set, {} if it was not evaluated, and so are ``loss`` and
-    ``accuracy``, NaN without one; ``train_loss`` is the mean
-    of the workers' last ones. ``staleness`` counts the updates by all workers between a gradient's
-    pull and its push. ``ended``: why the run ended. ``evaluations`` are all of this process:
-    ``step`` and the measures. ``exit_code`` is 0, or how the run failed: 76 if it diverged; the
-    others are in ``zmqtrain.errors.ExitCode``. A summary with another code than 0 comes with an
-    error, see :meth:`checked`. ``parameters``: the variables by name, or their moving averages if
-    these are evaluated; ``history``: the measures of epochs. JSON leaves both out.
+    ``strategy`` is "local" if one worker trained alone, "mirrored" if it had several devices.
+    ``ps`` counts only ps with a process of their own. ``rosters``: how often workers began to make
+    steps on the board. ``seconds`` and ``steps_per_second`` count from the first to the last push
+    since ps 0 was started. So does ``staleness``, the updates by all workers between a gradient's
+    pull and its push. ``train_loss``: mean of the workers' last losses. ``measures``, ``loss``
+    and ``accuracy`` are those of the evaluation set, {} and NaN without one. ``evaluations``:
+    ``step`` and measures of all evaluations by this process. ``tables``: figures of the model's
+    tables by name; ``rows`` is None if any int64 is an id. ``ended``: why the run ended.
+    ``exit_code``: 0, or how the run failed, such as 76 if it diverged, see
+    ``zmqtrain.errors.ExitCode``; a summary with another code than 0 comes with an error, see
+    :meth:`checked`. ``parameters``: the variables by name, or their moving averages if these are
+    evaluated; ``history``: the measures of epochs. JSON leaves both out.
     """
 
     job: str

@@ -41,7 +41,7 @@ class Traces:
     """Exports the spans of a task by OTLP, configured by variables ``OTEL_EXPORTER_OTLP_...``."""
 
     def __init__(self, share: float, task: str) -> None:
-        """``share``: of the pushes, from 0 to 1; all tasks of a job have the same."""
+        """``share``: traced share of the pushes, from 0 to 1, the same in all tasks of a job."""
         self._limit, self._task, self._ids = round(share * 2**64), task, _Ids()
         resource = Resource.create({"service.name": SERVICE, "service.instance.id": task})
         self._provider = TracerProvider(

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from zmqtrain.compute.blocks import DEVICE_BLOCK_SIZE, blocks
+from zmqtrain.compute.arrays import DEVICE_BLOCK_SIZE, blocks
 
 Array: TypeAlias = Any
 """A float32 NumPy or CuPy array of any shape."""

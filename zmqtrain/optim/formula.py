@@ -12,8 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from zmqtrain.compute.arrays import Flat
-from zmqtrain.compute.blocks import block_size, blocks
+from zmqtrain.compute.arrays import Flat, block_size, blocks
 from zmqtrain.optim.base import Slot
 from zmqtrain.optim.checks import Checked
 from zmqtrain.optim.clipping import sum_of_squares
@@ -132,10 +131,11 @@ class MatrixRule(LayerRule):
         """Return whether the rule needs a variable of this shape as a whole."""
 
     @abstractmethod
-    def direction(self, gradient: Any, slots: tuple[Any, ...], numbers: Numbers) -> Any:
+    def direction(self, gradient: Any, slots: Sequence[Any], numbers: Numbers, exact: bool) -> Any:
         """Return the direction of a variable that the rule sees.
 
         Arrays have the variable's shape. ``slots``: the new ones. ``numbers``: hyperparameters.
+        ``exact``: every processor has to give the same bits.
         """
 
     def check(self, name: str, shape: Sequence[int], l2: float) -> None:
@@ -157,7 +157,7 @@ class MatrixRule(LayerRule):
             return
         (w, *old), numbers = self.arrays(parameters, slots), self.hyperparameters(step)
         _, *new = self.formula(w, gradient, *old, *numbers)
-        direction = self.direction(gradient, tuple(new), numbers)
+        direction = self.direction(gradient, new, numbers, False)
         squares = float(sum_of_squares(w)), float(sum_of_squares(direction))
         factor = self.factor(squares, gradient.size, step)
         put((w, *old), (self.moved(w, direction, factor, numbers), *new))

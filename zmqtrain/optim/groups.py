@@ -31,7 +31,7 @@ def is_pattern(value: object) -> bool:
 def check_groups(groups: object) -> None:
     """
     Raises:
-        ConfigError: these are no options by patterns of names.
+        ConfigError: these are not options by patterns of names.
     """
     if not isinstance(groups, Mapping):
         raise ConfigError(f"groups is {groups!r:.80}; {_EXPECTED}")
@@ -75,7 +75,7 @@ def with_options(rule: Any, pattern: Pattern, options: Mapping[str, Any]) -> tup
     for name in options:
         if name not in (known := [*names, "l2", "optimizer"]):
             raise ConfigError(
-                f"groups gives {pattern!r} {name!r}, which is no option of {rule!r}; expected "
+                f"groups gives {pattern!r} {name!r}, which is not an option of {rule!r}; expected "
                 f"some of {', '.join(known)}{did_you_mean(name, known)}"
             )
     own = {name: value for name, value in options.items() if name in names}

@@ -21,7 +21,7 @@ class Inner(Protocol):
     kind: str
 
     def go_on(self, step: int, learning_rate: float | None) -> None:
-        """Have schedules go on at this step of the job, whose rate a callback may have set.
+        """Continue schedules at this step of the job, with a rate that a callback may have set.
 
         Raises:
             ConfigError: the optimizer has no learning rate that can be set.

@@ -88,7 +88,7 @@ class Muon(MatrixRule):
                 '"l2" to the groups of others'
             )
 
-    def direction(self, gradient: Any, slots: tuple[Any, ...], numbers: Numbers) -> Any:
+    def direction(self, gradient: Any, slots: Sequence[Any], numbers: Numbers, exact: bool) -> Any:
         (momentum,) = slots
         given = approach(momentum, gradient, numbers[0]) if self.nesterov else momentum
         rows, columns = gradient.shape
@@ -96,8 +96,9 @@ class Muon(MatrixRule):
         x = x / max(float(np.sqrt(sum_of_squares(x))), self.epsilon)
         a, b, c = map(np.float32, self.coefficients)
         for _ in range(self.ns_steps):
-            gram = x @ x.T
-            x = a * x + (b * gram + c * (gram @ gram)) @ x
+            gram = rows_by_rows(x, x, exact)
+            square = rows_by_rows(gram, gram, exact)  # gram is symmetric
+            x = a * x + rows_by_rows(b * gram + c * square, x.T, exact)
         ratio = sqrt(max(1, rows / columns))
         if self.rms is not None:
             ratio = self.rms * sqrt(max(rows, columns))
@@ -161,10 +162,33 @@ class Adafactor(MatrixRule):
     def sees(self, shape: Sequence[int]) -> bool:
         return bool(self.weight_decay) or (self.factored and len(shape) > 1)
 
-    def direction(self, gradient: Any, slots: tuple[Any, ...], numbers: Numbers) -> Any:
+    def direction(self, gradient: Any, slots: Sequence[Any], numbers: Numbers, exact: bool) -> Any:
         (v,), (_, _, least, _) = slots, numbers
         if self.factored and v.ndim > 1:
             rows, columns = (v.mean(axis, np.float64, keepdims=True) for axis in (-1, -2))
             mean = np.maximum(rows.mean(-2, keepdims=True), least)
             v = (rows / mean).astype(np.float32) * columns.astype(np.float32)
         return gradient / np.maximum(np.sqrt(v), least)
+
+
+def rows_by_rows(a: Any, b: Any, exact: bool) -> Any:
+    """Return a @ b.T in float32; ``exact``: with the same bits on every processor.
+
+    Libraries of linear algebra add products up in an order that depends on the processor and on the
+    number of threads. So each row is rounded to whole numbers of a unit of its own, a power of two
+    so large that float64 holds every sum of their products: for k columns
+    2^-((53 - log2 k) / 2) of the largest element, which is 2^-21 for k = 1024.
+    """
+    if not exact:
+        return a @ b.T
+    bits = (53 - (a.shape[1] - 1).bit_length()) // 2
+    rows, units = _whole(a, bits)
+    others, other_units = (rows, units) if b is a else _whole(b, bits)
+    return (rows @ others.T * units * other_units.T).astype(np.float32)
+
+
+def _whole(rows: Any, bits: int) -> tuple[Any, Any]:
+    """Return each row as whole numbers of up to 2^bits, and its unit, both float64."""
+    _, exponents = np.frexp(np.abs(rows).max(axis=1, keepdims=True, initial=0))
+    units = np.ldexp(1.0, exponents - bits)
+    return np.rint(rows / units), units

@@ -168,7 +168,7 @@ class NAdam(Moments):
     def hyperparameters(self, step: int) -> Numbers:
         t, rate = step + 1, rate_at(self.learning_rate, step)
         beta1, slow = momentum_at(self.beta1, step), self.momentum_decay
-        product = _product(self.beta1, slow, t)
+        product = mu_product(self.beta1, slow, t)
         mu, following = _mu(beta1, slow, t), _mu(beta1, slow, t + 1)
         return rounded(
             rate * following / (1 - product * following),
@@ -199,7 +199,7 @@ def _products(beta1: Any, slow: float) -> list[float]:
     return [1.0]
 
 
-def _product(beta1: Any, slow: float, t: int) -> float:
+def mu_product(beta1: Any, slow: float, t: int) -> float:
     """Return mu(1) * ... * mu(t), or 0 if it is below 1e-20."""
     found = _products(beta1, slow)
     while (known := len(found)) <= t and found[-1] > 1e-20:

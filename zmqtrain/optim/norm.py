@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.compute.arrays import Flat
-from zmqtrain.compute.blocks import blocks
+from zmqtrain.compute.arrays import Flat, blocks
 from zmqtrain.optim.clipping import sum_of_squares
 
 _LARGEST_SQUARE = 2.0**256  # of a float32
@@ -26,8 +25,8 @@ _LIMB_BITS = 40  # the sum of 2^23 numbers of 40 bits fits into an int64
 def clip_scale(square: float, limit: float) -> float:
     """Return the factor limit / max(limit, norm) of a mean: that of tf.clip_by_global_norm.
 
-    ``square``: of the norm, in units for this limit. The factor is that of Keras's global_clipnorm
-    and optax.clip_by_global_norm; torch's clip_grad_norm_ has norm + 1e-6 below the line.
+    ``square``: that of the norm, in units for this limit. The factor is that of Keras's
+    global_clipnorm and optax.clip_by_global_norm; torch's clip_grad_norm_ divides by norm + 1e-6.
     """
     return limit / max(limit, sqrt(square) * sqrt(_unit(limit)))
 

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from zmqtrain.compute.arrays import Flat
-from zmqtrain.compute.blocks import block_size, blocks
+from zmqtrain.compute.arrays import Flat, block_size, blocks
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import kernels
 from zmqtrain.optim.base import Rule, Slot
@@ -62,6 +61,9 @@ class Update:
 
     A rule that is a formula is compiled to one pass over memory, with the same result.
     ``fused=False`` uses NumPy on a CPU. It does not change the update, so its ``repr`` lacks it.
+
+    ``exact``: the update has the same bits on every CPU, as copies need. Without it, those of Muon
+    depend on the CPU, and are computed in less than half the time.
     """
 
     rule: Rule
@@ -73,6 +75,7 @@ class Update:
     ramp: bool = field(default=True, kw_only=True)
     outer: Outer = field(default=Outer(), kw_only=True)
     fused: bool = field(default=True, kw_only=True, compare=False)
+    exact: bool = field(default=False, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.rule, type) or not isinstance(self.rule, Rule):
@@ -218,7 +221,6 @@ class BoundUpdate:
         self._runs = whole if runs is None else runs
         self._joined = joined_runs(self._runs) or whole
         self._limits = update.clip_norm is not None or update.clip_value is not None
-        self._scratch: Flat | None = None
         groups = self._groups  # not self, whose memory is freed at once
         self._of_whole = cache(lambda group: kernels.reference.FormulaKernel(groups[group]))
 
@@ -243,9 +245,9 @@ class BoundUpdate:
 
         The gradients have shape (n,) and are only read; they are added up block by block, in one
         pass over memory. An interrupted crash-safe update goes on from its last block.
-        ``factors``: of each variable, for a layered update; None: all is one variable.
-        ``directions``: of shape (n,), for runs that have a shape.
-        ``numbers``: from :meth:`numbers` of this step, if the caller has them. ``absences``: None
+        ``factors``: one for each variable, for a layered update; None: all is one variable.
+        ``directions``: arrays of shape (n,), for runs that have a shape.
+        ``numbers``: result of :meth:`numbers` for this step, if it is there. ``absences``: None
         if all variables have a gradient, and always had.
 
         Raises:
@@ -255,7 +257,8 @@ class BoundUpdate:
             numbers = self.numbers(step)
         if factors is None and any(self._has_factor):
             size = len(self._operands.parameters)
-            factors = factors_of([self._operands.rule], self.squares(mean, step), [size], step)
+            squares = [self.squares(run, mean, step) for run in self._runs]
+            factors = factors_of([self._operands.rule], squares, [size], step)
         share = self._update.share(step + 1) if self._operands.average else None
         scale = self._scale(mean)
         start = 0 if self._operands.redo is None else self._operands.redo.done
@@ -318,24 +321,21 @@ class BoundUpdate:
             np.multiply(total, scale, out=found[block])
         return found
 
-    def squares(self, mean: Mean, step: int, absences: Absences | None = None) -> list[Squares]:
-        """Return, for each run with a factor and no shape, its variable and its sums of squares.
+    def squares(self, run: Run, mean: Mean, step: int, absences: Absences | None = None) -> Squares:
+        """Return the variable of a run whose rule is a LayerRule, and the run's sums of squares.
 
-        The arguments are those of :meth:`apply`, which comes after this.
+        The other arguments are those of :meth:`apply`, which comes after this. Threads may call it
+        side by side.
         """
-        scale, found = self._scale(mean), []
-        for where, variable, group, shape in self._runs:
-            if shape is not None or not self._has_factor[group]:
-                continue
-            own = self._groups[group]
-            rule, count = own_count(own.rule, step, absences.missed[variable] if absences else 0)
-            here = at(own.arrays[:-1], where)
-            of_parameters = of_direction = 0.0
-            for block, gradient in self._sums(mean.at(where), 0):
-                w, d = squares_of(rule, at(here, block), gradient, count, scale, own.l2)
-                of_parameters, of_direction = of_parameters + w, of_direction + d
-            found.append((variable, of_parameters, of_direction))
-        return found
+        where, variable, group, _ = run
+        own, scale = self._groups[group], self._scale(mean)
+        rule, count = own_count(own.rule, step, absences.missed[variable] if absences else 0)
+        here = at(own.arrays[:-1], where)
+        of_parameters = of_direction = 0.0
+        for block, gradient in self._sums(mean.at(where), 0):
+            w, d = squares_of(rule, at(here, block), gradient, count, scale, own.l2)
+            of_parameters, of_direction = of_parameters + w, of_direction + d
+        return variable, of_parameters, of_direction
 
     def _sums(self, mean: Mean, start: int) -> Iterator[tuple[slice, Flat]]:
         """Yield the weighted sum of the gradients from element ``start`` on, block by block.
@@ -349,12 +349,11 @@ class BoundUpdate:
             yield slice(start, size), first[start:] if start else first
             return
         length = min(len(self._operands.parameters), block_size(first))
-        if self._scratch is None:
-            self._scratch = np.empty_like(first, shape=length)
+        scratch = np.empty_like(first, shape=length)
         weights = weights or [1.0] * len(gradients)
         factor, limit = 1 / divisor if self._limits else 1, self._update.clip_value or inf
         for block in blocks(size, length, start):
-            total = self._scratch[: block.stop - block.start]
+            total = scratch[: block.stop - block.start]
             terms = [gradient[block] for gradient in gradients]
             add_up(terms, weights, total, factor=factor, limit=limit)
             yield block, total
@@ -382,7 +381,7 @@ class BoundUpdate:
 def _operands(
     update: Update, parameters: Flat, slots: Mapping[str, Flat], redo: Redo | None
 ) -> kernels.Operands:
-    """Return what the update of a group changes; ``slots``, and ``redo``: of all groups."""
+    """Return what the update of a group changes; ``slots``, ``redo``: those of all groups."""
     own = {slot.name: slots[slot.name] for slot in update.own_slots}
     return kernels.Operands(
         update.rule,

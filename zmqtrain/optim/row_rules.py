@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zmqtrain.compute.arrays import Flat
-from zmqtrain.compute.blocks import BLOCK_SIZE
+from zmqtrain.compute.arrays import BLOCK_SIZE, Flat
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim.base import Slot
 from zmqtrain.optim.checks import Checked, NonNegative, Positive

@@ -17,7 +17,7 @@ from zmqtrain.optim.schedules import has_rate, rate_at
 class Run(NamedTuple):
     """Elements of one variable, which may have several runs; ``group`` is that of its options.
 
-    ``shape``: of a variable whose step follows from all of it at once, by a MatrixRule, else None.
+    ``shape``: shape of a variable whose step a MatrixRule computes as a whole, else None.
     """
 
     where: slice

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,33 +21,26 @@ class WholeVariable:
     """A variable of a shard whose direction a MatrixRule computes from all of it at once."""
 
     def __init__(
-        self, update: Update, run: Run, parameters: Flat, slots: Mapping[str, Flat]
+        self, update: Update, run: Run, parameters: Flat, slots: Mapping[str, Flat], out: Flat
     ) -> None:
-        """``parameters``, ``slots``: of the whole shard."""
+        """``parameters``, ``slots``, ``out``: of the whole shard; ``out``: for directions."""
         own = replace(update.by_group()[run.group], fused=False, moving_average=None)
-        self._shape, self._rule = run.shape or (), own.rule
+        self._shape, self._rule, self._exact = run.shape or (), own.rule, own.exact
         start = run.where.start
         self.where, self.number = slice(start, start + prod(self._shape)), run.variable
-        self._parameters = parameters[self.where]
+        self._parameters, self._out = parameters[self.where], out[self.where]
         self._slots = {slot.name: slots[slot.name][self.where] for slot in own.own_slots}
         self._bound, self._l2 = own.bind(self._parameters, self._slots), own.l2
 
     def measure(
-        self,
-        mean: Mean,
-        step: int,
-        absences: Absences | None,
-        out: Flat,
-        done: NDArray[np.bool_] | None,
+        self, mean: Mean, step: int, absences: Absences | None, done: NDArray[np.bool_] | None
     ) -> Squares:
         """Set ``out`` to the direction of update ``step`` by a mean of the shard's gradients.
 
-        ``out``, ``done``: of the shape of the shard. ``done``: elements that an interrupted update
-        has changed already, whose directions are not defined; None: there are none.
+        ``done``: which elements of the shard an interrupted update has changed already, whose
+        directions are not defined; None: there are none.
         """
-        missed = 0 if absences is None else absences.missed[self.number]
-        rule: Any
-        rule, count = own_count(self._rule, step, missed)
+        rule, count = own_count(self._rule, step, absences.missed[self.number] if absences else 0)
         w, old = self._parameters, tuple(self._slots.values())
         gradient = self._bound.gradient(mean.at(self.where))
         if self._l2:
@@ -60,6 +52,6 @@ class WholeVariable:
                 if done is not None:
                     slot[done[self.where]] = before[done[self.where]]
             whole, *new = (array.reshape(self._shape) for array in (gradient, *slots))
-            direction = rule.direction(whole, tuple(new), numbers).reshape(-1)
-        out[self.where] = direction
+            direction = rule.direction(whole, new, numbers, self._exact).reshape(-1)
+        self._out[...] = direction
         return self.number, float(sum_of_squares(w)), float(sum_of_squares(direction))

@@ -15,7 +15,6 @@ from zmqtrain.config.cluster import is_of_this_host
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
-from zmqtrain.optim import Muon
 from zmqtrain.policies.base import Lockstep
 from zmqtrain.store.segment_files import can_be_shared
 from zmqtrain.units import counted
@@ -71,7 +70,7 @@ def exchange_at(site: Site) -> ExchangeKind:
                 f"{names_of('exchange')} is {name}, but {'; '.join(obstacles)}; correct that, or "
                 "use direct"
             )
-    if site.job.copies > 1 and (obstacles := _obstacles_to_copies(site, found)):
+    if site.job.copies > 1 and (obstacles := _obstacles_to_copies(site)):
         raise ConfigError(
             f"{names_of('copies')} is {site.job.copies}, but {'; '.join(obstacles)}; correct that, "
             "or leave it out"
@@ -105,17 +104,11 @@ def _more_than_one_ps(site: Site) -> list[str]:
     return [f"there are {ps} ps instead of one"] if ps > 1 and not site.on_workers else []
 
 
-def _obstacles_to_one_shot(site: Site) -> list[str]:
-    return _obstacles_to_copies(site, ONE_SHOT)
-
-
-def _obstacles_to_copies(site: Site, exchange: ExchangeKind) -> list[str]:
+def _obstacles_to_copies(site: Site) -> list[str]:
     """Return the obstacles to equal copies of a slice on several tasks."""
     job = site.job
     if not site.on_workers:
         return ["there are ps; expected workers that hold the parameters (--ps 0)"]
-    shards = exchange.shards(site)
-    is_cut = job.update().is_layered and exchange.copies(site, shards) < shards
     found = {
         f"there {'is' if site.workers == 1 else 'are'} {counted(site.workers, 'worker')}": (
             job.copies > site.workers
@@ -124,10 +117,6 @@ def _obstacles_to_copies(site: Site, exchange: ExchangeKind) -> list[str]:
             not policies.make_policy(job.policy).coordinated
         ),
         f"compression is {job.compression}": job.compression != "none",
-        f"{job.optimizer!r} adds up norms by parts, so copies differ (not with to-one)": is_cut,
-        "the bits of Muon's products of matrices depend on the processor": any(
-            isinstance(each.rule, Muon) for each in job.update().by_group()
-        ),
         "ps_device is gpu": job.ps_device == "gpu",
     }
     return [obstacle for obstacle, is_there in found.items() if is_there]
@@ -141,7 +130,7 @@ def _by_size(site: Site) -> int:
     """Return how many workers hold shards of ``partition_nbytes`` or more.
 
     A step that needs more workers to agree takes longer, and smaller shards save less than that.
-    Tables are on all of them: nobody knows how large they become.
+    Tables are on all of them, because their size is unknown.
     """
     if site.job.table_variables():
         return site.workers
@@ -162,7 +151,7 @@ DIRECT = ExchangeKind("direct", obstacles=lambda site: [], shards=_by_size, copi
 TO_ONE = ExchangeKind("to-one", obstacles=_more_than_one_ps, shards=_fewest, copies=_copies)
 ONE_SHOT = ExchangeKind(
     "one-shot",
-    obstacles=_obstacles_to_one_shot,
+    obstacles=_obstacles_to_copies,
     shards=lambda site: site.workers,
     copies=lambda site, shards: shards,
 )

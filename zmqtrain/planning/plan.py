@@ -8,20 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from zmqtrain import policies
 from zmqtrain.config.cluster import IPC, Cluster, Role, Task, connect_endpoint
 from zmqtrain.config.options import names_of
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import WORKERS
 from zmqtrain.job import Job
-from zmqtrain.job_conflicts import without_own_optimizer
-from zmqtrain.models.base import as_model
 from zmqtrain.models.tables import RowPlace
-from zmqtrain.planning import strategy, tables
+from zmqtrain.planning import strategy
 from zmqtrain.planning.exchanges import DIRECT, ExchangeKind, Site, exchange_at
 from zmqtrain.planning.job_fingerprint import job_fingerprint
-from zmqtrain.policies.base import Lockstep
+from zmqtrain.planning.obstacles import check
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.placement import place, with_copies
 from zmqtrain.transport.keys import Owner
@@ -35,9 +31,9 @@ MIRRORED_POLICY = "sync-replicas"
 class Plan:
     """The plan that all tasks of a job agree on.
 
-    ``job``: with the policy and the placement that count.
+    ``job``: the job, with the policy and the placement in effect.
     ``ps``: address of the task that holds shard 0, 1, ...
-    ``workers``: number of workers that take part; ``most_workers``: of those that may do so later.
+    ``workers``: number of workers that take part; ``most_workers``: of those that may later.
     ``has_chief``: whether the chief is a task of its own; if not, the first worker hosts it.
     ``exchange``: how gradients become parameters; ``copies``: how many tasks hold each slice.
     ``members``: the workers that take part, if the parameters live on workers: the first ones hold
@@ -213,8 +209,7 @@ def plan_for(job: Job, cluster: Cluster, *, lane: str = "auto", crash_safe: bool
         lane=lane,
         crash_safe=crash_safe,
     )
-    _check(job)
-    _check_loss(job, workers)
+    check(job, workers)
     exchange = exchange_at(site)
     shards = exchange.shards(site) if on_workers else len(cluster.ps)
     may_do_without_ps = bool(cluster.worker_addresses) and not on_workers
@@ -243,44 +238,9 @@ def plan_task(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
     return config.of(task), plan
 
 
-def _check(job: Job) -> None:
-    tables.check(job)
-    policy = policies.make_policy(job.policy)
-    if text := without_own_optimizer(policy, job.optimizer) or _without_logdir(job):
-        raise ConfigError(text)
-
-
-def _without_logdir(job: Job) -> str:
-    """Return why a job needs a logdir that it does not have; "" if it has one, or needs none."""
-    if job.logdir is not None:
-        return ""
-    if job.inner_state == "keep":
-        return (
-            "inner_state is 'keep', and the job has no logdir, in which the state is kept beside "
-            f"the checkpoints; give {names_of('logdir')}, or use inner_state fresh"
-        )
-    if job.upload is not None:
-        return (
-            f"upload is {job.upload!r}, and the job has no logdir, from which checkpoints are "
-            f"uploaded; give {names_of('logdir')}, too"
-        )
-    return ""
-
-
-def _check_loss(job: Job, workers: int) -> None:
-    """Check that a mean over workers is the gradient of the loss over all of their batches."""
-    is_mean = isinstance(policies.make_policy(job.policy), Lockstep)
-    if workers > 1 and is_mean and as_model(job.model).loss_adds_up:
-        raise ConfigError(
-            f"the loss of {job.model!r} adds up over its batch, and a step takes the mean over "
-            f"{workers} workers, so that it would be {workers} times too small; expected the mean "
-            "over a batch: leave out reduction='sum'"
-        )
-
-
 WITHOUT_PS = (
-    "; start it or, if the workers shall hold the parameters themselves, give all tasks "
-    f"--strategy {strategy.MULTI_WORKER_MIRRORED}"
+    "; start it or, to train without ps, give all tasks "
+    f"{names_of('strategy')} {strategy.MULTI_WORKER_MIRRORED}"
 )
 """Advice if a ps is missing: a tutorial's TF_CONFIG may list one that nobody starts."""
 
@@ -288,7 +248,7 @@ WITHOUT_PS = (
 def plan_alone(job: Job) -> Plan:
     """Return how one worker trains a job by itself, in this process."""
     job = as_trained(job, on_workers=strategy.is_mirrored(job, alone=True))
-    _check(job)
+    check(job)
     return Plan(job, (f"{IPC}alone",), 1, 1, has_chief=True, exchange=DIRECT, copies=1)
 
 

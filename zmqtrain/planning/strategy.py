@@ -117,7 +117,7 @@ def local_cluster(
 ) -> Cluster:
     """Return a cluster of this host with a chief of its own.
 
-    ``ps``: how many were asked for; None: as the strategy needs. ``address``: of shard i's task.
+    ``ps``: requested number; None: as the strategy needs. ``address``: that of shard i's task.
 
     Raises:
         ConfigError: the strategy contradicts the number of ps or workers.

@@ -16,7 +16,7 @@ from zmqtrain.protocol.orders import Apply
 class BoundedStaleness(Policy):
     """Apply every push at once; hold its worker while it is more than ``bound`` steps ahead.
 
-    ``unit``: of a worker's steps, for people.
+    ``unit``: name of a worker's steps in texts for users.
     """
 
     staleness_bound: int

@@ -202,7 +202,7 @@ def _values(
 ) -> dict[str, int]:
     """Return the numbers behind a policy's options; 1 for one without.
 
-    ``counts``: of each option, its form in a spec, and the least number; None: it has none.
+    ``counts``: form of each option in a spec, and its least number; None: it has none.
     """
     values: dict[str, int] = {}
     for option in given:

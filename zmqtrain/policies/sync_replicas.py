@@ -138,7 +138,7 @@ class Replicas(_Averaging):
 
 
 class SyncReplicas(Replicas):
-    """The mean of gradients, whose workers may make the steps by themselves."""
+    """The mean of gradients. Workers may make the steps among themselves."""
 
     def __init__(self, aggregate: int | None = None) -> None:
         self.aggregate = aggregate

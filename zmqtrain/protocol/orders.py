@@ -111,7 +111,7 @@ class Rate:
 
 @dataclass(slots=True)
 class Roster:
-    """Let these workers, in their order, make up to ``steps`` steps by themselves.
+    """Let these workers, in this order, make up to ``steps`` steps without the leader.
 
     ``next_batch``: the first batch that no worker has.
     """

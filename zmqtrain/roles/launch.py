@@ -22,9 +22,8 @@ from zmqtrain.callbacks.history import History
 from zmqtrain.chief.chief import Chief
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import IPC, Role, Task
+from zmqtrain.config.commands import command, invoke
 from zmqtrain.config.fit_script import ScriptEnd, is_fit_script
-from zmqtrain.config.help import command
-from zmqtrain.config.invoke import invoke
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, options_of, values_of
 from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
@@ -199,8 +198,8 @@ def _summary_among(actors: Sequence[JobActor]) -> Summary | None:
             return actor.summary
         if actor.end is not None and actor.end.summary:
             fields = json.loads(actor.end.summary)
-            history = History.of(fields["history"])
-            return Summary(**fields | {"history": history, "parameters": NotHere()})
+            fields |= {"history": History.of(fields["history"]), "parameters": NotHere()}
+            return Summary(**fields | {"evaluations": (*fields["evaluations"],)})
     return None
 
 

@@ -17,12 +17,8 @@ from zmqtrain.server.state import ShardState
 from zmqtrain.store import words
 from zmqtrain.store.board import Board, Holder
 
-LOOK_S = 0.05
-"""Between two checks whether all members live."""
-
-SOON_S = 0.002
-"""The same while a roster ends."""
-
+LOOK_S = 0.05  # between two checks whether all members live
+SOON_S = 0.002  # the same while a roster ends
 NOBODY = Holder(-1, 0, -1)
 
 
@@ -41,7 +37,7 @@ class BoardHost:
     """
 
     def __init__(self, state: ShardState, waits: Waits, patience_s: float) -> None:
-        """``waits``: of the ps. ``patience_s``: for a member that left within its update."""
+        """``waits``: those of the ps. ``patience_s``: time for a member that left in its update."""
         self._state = state
         self._board = Board(state.shard.segment)
         self._waits = waits
@@ -157,7 +153,9 @@ class BoardHost:
         """Finish their part of a step for which all gradients are ready."""
         board, shard, stuck = self._board, self._state.shard, ""
         for place, holder in enumerate(board.holders):
-            if self._has_left(holder) and board.lacks(place):
+            life = self._state.workers.get(holder.worker)
+            is_here = life is not None and life.incarnation == holder.incarnation
+            if not is_here and board.lacks(place):
                 is_dead = not shard.segment.is_held(holder.buffer)
                 if not board.finish(place, shard, is_dead=is_dead):
                     stuck = f"worker {holder.worker}"
@@ -168,7 +166,3 @@ class BoardHost:
             reason = "it has left, but lives, in the middle of an update that nobody else can end"
             wait = self._waits.begin(stuck, reason, self._patience_s)
             self._stuck = _Stuck(stuck, wait, time.monotonic() + self._patience_s)
-
-    def _has_left(self, holder: Holder) -> bool:
-        life = self._state.workers.get(holder.worker)
-        return life is None or life.incarnation != holder.incarnation

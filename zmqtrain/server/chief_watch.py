@@ -19,7 +19,7 @@ class ChiefWatch:
     """Watches for the chief's silence at a ps."""
 
     def __init__(self, timing: Timing, group: int, *, is_task: bool = True) -> None:
-        """``group``: of the workers that host the ps, 0 without groups.
+        """``group``: number of the workers' group that hosts the ps, 0 without groups.
 
         ``is_task``: the chief is a task of its own; otherwise worker 0 hosts it.
         """

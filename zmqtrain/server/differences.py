@@ -59,11 +59,10 @@ class Differences:
 
     def since(self, version: int) -> Callable[[int, Flat], tuple[Tensor, ...]] | None:
         """Return an encoder of the difference since a version; None: there is none."""
-        is_known = self._encoded and self._of == (version, self._shard.version)
-        return self._chunk if is_known else None
-
-    def _chunk(self, start: int, _: Flat) -> tuple[Tensor, ...]:
-        return self._encoded[start // chunks.CHUNK_SIZE]
+        encoded = self._encoded
+        if not encoded or self._of != (version, self._shard.version):
+            return None
+        return lambda start, _: encoded[start // chunks.CHUNK_SIZE]
 
     def _encode(self, whole: Flat, target: Flat) -> list[tuple[Tensor, ...]]:
         """Return the encoded chunks of a difference, having added them to ``target``."""

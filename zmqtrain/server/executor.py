@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from zmqtrain.actors.actor import Request
-from zmqtrain.actors.callbacks import guarded
+from zmqtrain.actors.actor import Request, guarded
 from zmqtrain.actors.task import JobActor
 from zmqtrain.coordination.events import Measured
 from zmqtrain.errors import ConfigError, SegmentError, ZmqTrainError
@@ -34,8 +33,7 @@ from zmqtrain.server.differences import Differences
 from zmqtrain.server.state import ShardState, WorkerRecord
 from zmqtrain.server.work_queue import Result, WorkQueue
 from zmqtrain.store import checkpoint
-from zmqtrain.store.kept import Kept
-from zmqtrain.store.shard import Shard
+from zmqtrain.store.table_memory import Kept
 from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.control import Keep, ShardWritten
 from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
@@ -87,7 +85,9 @@ class Executor:
         self._spawn = actor.spawn
         self._copies_sent = actor.job.consistent_reads  # updates continue while they are sent
         self._sends_last = actor.job.inner_state == "keep"
-        self._differences = _differences_of(actor, state.shard)
+        made = make_compression(actor.job.compression) if actor.job.encodes_answers else None
+        # None: answers after local steps are sent as they are.
+        self._differences = None if made is None else Differences(state.shard, made)
         self.work = WorkQueue(str(state.task), on_error=actor.crash)
         self._uncounted: deque[Applied] = deque()
         self._count = guarded(self.count, actor.crash)
@@ -195,7 +195,10 @@ class Executor:
                 self._state.shard.carry_out(order)
             case Switch():
                 self._report(order)
-                self._log_policy(order.policy)
+                if order.policy != self._policy:  # a pass renews the same one
+                    self._policy = order.policy
+                    text = "the policy is %s from version %d on"
+                    log.info(text, self._policy, self._state.version)
             case Roster():
                 self._report(order)
         self._done(number)
@@ -218,12 +221,13 @@ class Executor:
             self._metrics.pushes.accumulated.inc()
             self._state.decided(order.workers[0], "accumulated")
         elif isinstance(outcome, ConfigError | SegmentError) and not self._state.shard.is_changing:
-            self._not_updated(order.workers, outcome)
+            # A schedule gave no rate, or more rows have no room; nothing was changed.
+            for worker in order.workers:
+                self._state.decided(worker, "dropped", str(outcome))
+            self._report(Refused(outcome))
             self._done(number)
         elif isinstance(outcome, Exception):
             raise outcome  # half of the change is made, and the next life of this ps finishes it
-        else:
-            raise TypeError(f"an update returned {outcome!r}")
 
     def _updated(self, workers: tuple[int, ...], steps: int) -> None:
         version, staleness = self._state.version, {}
@@ -241,12 +245,6 @@ class Executor:
             Applied(version, len(workers), staleness, self.work.last_s, time.monotonic(), steps > 0)
         )
 
-    def _not_updated(self, workers: tuple[int, ...], error: ConfigError | SegmentError) -> None:
-        """Note that a schedule gave no rate, or more rows have no room; nothing was changed."""
-        for worker in workers:
-            self._state.decided(worker, "dropped", str(error))
-        self._report(Refused(error))
-
     def count(self) -> None:
         """Count the updates since the last call in the metrics, and report them."""
         metrics = self._metrics
@@ -258,11 +256,6 @@ class Executor:
             for versions in applied.staleness.values():
                 metrics.staleness_versions.observe(versions)
             self._report(applied)
-
-    def _log_policy(self, policy: str) -> None:
-        if policy != self._policy:  # a pass renews the same one
-            self._policy = policy
-            log.info("the policy is %s from version %d on", policy, self._state.version)
 
     def _answer(self, worker: WorkerRecord, order: Answer) -> None:
         state, pending = self._state, worker.pending
@@ -331,16 +324,6 @@ class Executor:
         self._metrics.checkpoint_failures.write.inc()
         log.error("this shard's part of the checkpoint was not written: %s", error)
         self._report(ShardWritten(directory, None, f"{self._state.task}: {error}"))
-
-
-def _differences_of(actor: JobActor, shard: Shard) -> Differences | None:
-    """Return an encoder of answers after local steps; None: they are sent as they are.
-
-    A job that did not begin with local steps has no slot for the residual.
-    """
-    job = actor.job
-    made = make_compression(job.compression) if job.encodes_answers else None
-    return None if made is None else Differences(shard, made)
 
 
 def _copy(directory: str, state: ShardState) -> checkpoint.ShardCopy:

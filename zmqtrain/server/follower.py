@@ -13,8 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from zmqtrain.actors.actor import Request
-from zmqtrain.actors.callbacks import guarded
+from zmqtrain.actors.actor import Request, guarded
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.coordination.events import Measured
@@ -48,7 +47,7 @@ class Follower(Decider):
         join: Callable[[], Coroutine[Any, Any, object]],
         order_log: OrderLog | None,
     ) -> None:
-        """``link``: to the leader, which ``join`` joins.
+        """``link``: the link to the leader, which ``join`` joins.
 
         ``order_log``: if others have copies of this shard's part.
         """

@@ -19,9 +19,8 @@ from zmqtrain.observe.metrics import Phases
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.segment_layout import COUNT_LIMIT, INCARNATION
 from zmqtrain.units import shortened
-from zmqtrain.wire import chunks
+from zmqtrain.wire import chunks, messages
 from zmqtrain.wire.control import Shutdown
-from zmqtrain.wire.messages import Done, Heartbeat, HeartbeatReply, Join, Leave, Welcome
 
 MAX_WAITS = 16  # of one task, shown in the status
 PHASES = len(fields(Phases))
@@ -32,11 +31,11 @@ log = logging.getLogger(__name__)
 FAREWELL_S = 2.0  # between two checks whether workers that have not left still live
 
 
-def check_times(beat: Heartbeat) -> None:
+def check_times(beat: messages.Heartbeat) -> None:
     """Check the times and counts of a heartbeat, from which other users' commands compute.
 
     Raises:
-        ProtocolError: one is no number or too large, or there are too few times or too many.
+        ProtocolError: one is not a number or too large, or there are too few times or too many.
     """
     untils = (wait.until_s for wait in beat.waits if wait.until_s is not None)
     counts = beat.progress.batches, beat.progress.nbytes, beat.progress.local_step
@@ -65,7 +64,7 @@ class PeerHandlers:
         self._shutdown: Shutdown | None = None
         self._workers_gone = asyncio.Event()
 
-    def on_join(self, request: Request, message: Join) -> tuple[Peer | None, Peer | None]:
+    def on_join(self, request: Request, message: messages.Join) -> tuple[Peer | None, Peer | None]:
         """Return the life that ended and the one that began, each None if there is none."""
         sender = request.sender
         self._check_job(str(sender), message.fingerprint)
@@ -76,22 +75,43 @@ class PeerHandlers:
         if DATA in message.fingerprint:
             self.fingerprint[DATA] = message.fingerprint[DATA]
         if peer is not before:
-            self._begin_life(peer, before)
+            self._state.shard.segment.words[INCARNATION] = self._peers.newest
+            if before is not None:
+                self._gone(before)
+            if peer.is_worker:
+                self._state.join(peer)
         self._count()
-        request.reply(Welcome(peer.incarnation, self._segment, chunks.WINDOW_NBYTES, self._tables))
+        request.reply(
+            messages.Welcome(peer.incarnation, self._segment, chunks.WINDOW_NBYTES, self._tables)
+        )
         return (before, peer) if peer is not before else (None, None)
 
-    def on_leave(self, request: Request, message: Leave) -> Peer:
+    def on_map_segment(self, request: Request, message: messages.MapSegment) -> None:
+        """Note the lane of a task that has reached the segment; give a worker a buffer there."""
+        peer, state, buffer = self._peers.member(request), self._state, -1
+        if message.nonce:  # else it has asked whether it is a member
+            if message.nonce != state.shard.segment.nonce:
+                raise RefusedError(f"{request.sender} has not reached the segment of {state.task}")
+            peer.lanes = message.lane
+            if peer.is_worker:
+                worker = state.workers[peer.index]
+                worker.lane = message.lane
+                state.assign_buffer(worker)
+                state.keep(worker)
+                buffer = worker.buffer
+        request.reply(messages.Mapped(buffer))
+
+    def on_leave(self, request: Request, message: messages.Leave) -> Peer:
         """Return the task that has left."""
         peer = self._peers.member(request)
         peer.gone = peer.left = True
         log.info("%s left: %s", peer, message.reason)
         self._gone(peer)
         if request.envelope.request_id:
-            request.reply(Done())
+            request.reply(messages.Done())
         return peer
 
-    def on_heartbeat(self, request: Request, beat: Heartbeat) -> None:
+    def on_heartbeat(self, request: Request, beat: messages.Heartbeat) -> None:
         peer = self._peers.member(request)
         check_times(beat)
         peer.waits = beat.waits[:MAX_WAITS]
@@ -99,7 +119,7 @@ class PeerHandlers:
         peer.phases_s, peer.progress = beat.phases_s, beat.progress
         worker = self._state.workers.get(peer.index) if peer.is_worker else None
         pushes = (worker.received, worker.answered) if worker is not None else ()
-        request.reply(HeartbeatReply(*pushes))
+        request.reply(messages.HeartbeatReply(*pushes))
         if self._shutdown is not None and peer.is_worker:
             request.send(self._shutdown)  # it was lost, or the worker joined later
 
@@ -144,13 +164,6 @@ class PeerHandlers:
                 f"{sender} runs another job than {task}: {difference}. "
                 f"{remedy_of_difference(theirs, ours)}"
             )
-
-    def _begin_life(self, peer: Peer, before: Peer | None) -> None:
-        self._state.shard.segment.words[INCARNATION] = self._peers.newest
-        if before is not None:
-            self._gone(before)
-        if peer.is_worker:
-            self._state.join(peer)
 
     def _gone(self, peer: Peer) -> None:
         """Drop the pending request of a task that has left."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -12,13 +12,11 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.models.weights import EMPTY, LIMIT, weight_of
-from zmqtrain.server.buffers import GradientBuffers
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.rows import RowAccess
 from zmqtrain.server.state import Pending, ShardState, WorkerRecord
 from zmqtrain.store.segment_layout import COUNT_LIMIT, NAMES_NBYTES, SUMS, has_room
 from zmqtrain.wire import chunks
-from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.compression import Decompressor, make_compression
 from zmqtrain.wire.messages import Chunk, ChunksReceived, Pull, PullReply, Push, PushReply, RowChunk
 
@@ -35,7 +33,6 @@ class Receiver:
         actor: JobActor,
         state: ShardState,
         peers: PeerTable,
-        buffers: GradientBuffers,
         executor: Executor,
         rows: RowAccess,
         holds_lease: Callable[[int, int, int], bool] | None,
@@ -46,7 +43,6 @@ class Receiver:
         """
         self._state = state
         self._peers = peers
-        self._buffers = buffers
         self._executor = executor
         self._rows = rows
         self._metrics = actor.metrics
@@ -66,7 +62,7 @@ class Receiver:
         if worker.has_pulled:
             self._answer_again(worker, request, 0)
             return None
-        self._buffers.assign(worker)
+        self._state.assign_buffer(worker)
         peer.lanes = pull.lanes
         self._metrics.pulls.inc()
         return self._enter(worker, Pending(pull, request))
@@ -104,20 +100,16 @@ class Receiver:
             if worker.lane != "tcp" or worker.buffer < 0:
                 raise ProtocolError(f"a chunk of push {chunk.sequence} on lane {worker.lane}")
             if isinstance(chunk, Chunk):
-                self._take_chunk(chunk, tensors, worker)
+                flat = self._state.shard.segment.gradient(worker.buffer)
+                start = chunk.index * chunks.CHUNK_SIZE
+                self._decode(start, tensors, chunks.at(flat, chunk.index))
+                worker.chunks.add(chunk.index)
             else:
                 self._rows.take_in(chunk, tensors, worker)
         worker.unacknowledged_nbytes += sum(tensor.nbytes for tensor in tensors)
         if 2 * worker.unacknowledged_nbytes >= chunks.WINDOW_NBYTES:
             request.reply(ChunksReceived(worker.unacknowledged_nbytes))
             worker.unacknowledged_nbytes = 0
-
-    def _take_chunk(self, chunk: Chunk, tensors: Sequence[Tensor], worker: WorkerRecord) -> None:
-        """Decode a chunk into the worker's buffer."""
-        gradient = self._state.shard.segment.gradient(worker.buffer)
-        start = chunk.index * chunks.CHUNK_SIZE
-        self._decode(start, tensors, chunks.at(gradient, chunk.index))
-        worker.chunks.add(chunk.index)
 
     def _worker(self, request: Request) -> WorkerRecord:
         return self._state.workers[self._peers.member(request).index]

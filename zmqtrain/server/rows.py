@@ -18,8 +18,7 @@ from zmqtrain.wire.compression import Compression
 from zmqtrain.wire.messages import Lookup, Push, RowChunk, RowValues
 from zmqtrain.wire.rows import check_size, decoded, encoded_rows, joined, rows_in
 
-MAX_NBYTES = 1 << 30
-"""Rows of one push, at most: until the push has come they are in the memory of the ps."""
+MAX_NBYTES = 1 << 30  # of the rows of a push: until it has come they are in the memory of the ps
 
 
 class RowAccess:
@@ -34,7 +33,7 @@ class RowAccess:
         executor: Executor,
         compression: Compression | None = None,
     ) -> None:
-        """``place``: which rows the shard holds. ``compression``: of gradients that travel."""
+        """``place``: which rows the shard holds. ``compression``: that of sent gradients."""
         self.tables, self._place, self._compression = tables, place, compression
         self._state, self._peers, self._executor = state, peers, executor
         self._asked: set[ResendId] = set()  # lookups that wait for earlier orders

@@ -28,7 +28,6 @@ from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import GroupOverError, PeerLostError
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.status import TaskStatus
-from zmqtrain.server.buffers import GradientBuffers, has_dropped_its_lock
 from zmqtrain.server.chief_watch import ChiefWatch
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.drain import Drain
@@ -38,11 +37,9 @@ from zmqtrain.server.orphaned_shard import OrphanedShard
 from zmqtrain.server.parameters import ParameterAccess
 from zmqtrain.server.peer_handlers import PeerHandlers
 from zmqtrain.server.receiver import Receiver
-from zmqtrain.server.recovery import recover
 from zmqtrain.server.rows import RowAccess
 from zmqtrain.server.shard_memory import close_or_remove, may_go_on, note_alive, open_shard
-from zmqtrain.server.state import ShardState
-from zmqtrain.store.marks import Marks
+from zmqtrain.server.state import ShardState, recover
 from zmqtrain.transport.base import HIGH_WATER_MARK, Transport
 from zmqtrain.wire import chunks, control, messages
 from zmqtrain.wire.codec import Sender
@@ -81,7 +78,7 @@ class ParameterServer(JobActor):
             HIGH_WATER_MARK + 2 * chunks.count(layout.size),
         )
         shard, is_left = open_shard(self._config, plan, bound.address, self.fingerprint)
-        self._build(ShardState(self.task, shard, Marks(shard.segment)))
+        self._build(ShardState(self.task, shard, plan.most_workers))
         self.metrics.parameter_bytes.set(layout.nbytes)
         self.metrics.role_state.set("joining")
         if is_left:
@@ -215,27 +212,26 @@ class ParameterServer(JobActor):
     def _build(self, state: ShardState) -> None:
         """Make the parts and the table of message handlers."""
         self.state = state
-        died = partial(has_dropped_its_lock, state)
-        peers = self.peers = PeerTable(self.timing.lease_s, self.plan.shards, died)
+        peers = self.peers = PeerTable(
+            self.timing.lease_s, self.plan.shards, state.has_dropped_its_lock
+        )
         self._peer_handlers = PeerHandlers(self, state, peers)
         decider = self._decider = self._lead() if self.task.index == 0 else self._follow()
         self._is_open, executor = True, decider.executor
         self._drain = Drain(state, executor, self.timing.heartbeat_s)
-        buffers = GradientBuffers(state, peers, self.plan.most_workers)
         holds_lease = self.leader.holds_lease if self.leader is not None else None
         tables = self.job.table_variables()
         place = self.plan.row_place(self.task.index)
         compression = make_compression(self.job.compression)
         rows = RowAccess(tables, place, state, peers, executor, compression)
-        receiver = Receiver(self, state, peers, buffers, executor, rows, holds_lease)
-        self._receiver = receiver
+        receiver = self._receiver = Receiver(self, state, peers, executor, rows, holds_lease)
         parameters = self._parameters = ParameterAccess(self, state, peers, decider)
         self.handlers = {
             messages.Join: self._on_join,
             control.Gather: self.on_gather,
             messages.Leave: self._on_leave,
             messages.Heartbeat: self._peer_handlers.on_heartbeat,
-            messages.MapSegment: buffers.on_map_segment,
+            messages.MapSegment: self._peer_handlers.on_map_segment,
             messages.Pull: self._on_request,
             messages.Chunk: receiver.on_chunk,
             messages.RowChunk: receiver.on_chunk,

@@ -113,7 +113,7 @@ def open_segment(
 ) -> tuple[Segment, bool]:
     """Return the memory of the ps at ``address``, and whether a killed one has left it.
 
-    ``safe``: whether it survives the process. ``digest``: of the job and its partitioning.
+    ``safe``: whether it survives the process. ``digest``: digest of the job and its partitioning.
     ``is_board``: whether workers exchange gradients in it.
 
     Raises:
@@ -158,19 +158,12 @@ def may_go_on(error: BaseException | None, *, is_over: bool) -> bool:
 
 def close_or_remove(segment: Segment, memory: TableMemory | None = None, *, keep: bool) -> None:
     """Close a shard's memory, and its tables; keep the files for the next life, or remove them."""
-    if not keep or segment.path is None:
-        _remove(segment, memory)
-        return
-    if memory is not None:
-        memory.close()
-    log.info("memory kept in %s for this ps's next life; zmqtrain clean removes it", segment.path)
-    segment.close()
-
-
-def _remove(segment: Segment, memory: TableMemory | None) -> None:
-    if memory is not None:
-        memory.remove()
-    segment.remove()
+    keep = keep and segment.path is not None
+    if keep:
+        text = "memory kept in %s for this ps's next life; zmqtrain clean removes it"
+        log.info(text, segment.path)
+    for each in (segment,) if memory is None else (memory, segment):
+        each.close() if keep else each.remove()
 
 
 def note_alive(segment: Segment) -> None:
@@ -207,7 +200,7 @@ def _log_memory(shard: Shard, address: str, plan: Plan) -> None:
 
 
 def _digest(fingerprint: Mapping[str, str], *numbers: int) -> int:
-    """Return a digest of the job; ``numbers``: of shards, of this one, of the group of workers."""
+    """Return a digest of the job; ``numbers``: count of shards, this shard, group of workers."""
     known = msgpack.packb((sorted(fingerprint.items()), numbers))
     return int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
 

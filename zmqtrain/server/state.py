@@ -1,24 +1,31 @@
-"""The state of a ps: a shard, its generation, and its workers."""
+"""The state of a ps: a shard, its generation, and its workers; how its next life restores it."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.config.cluster import Task
-from zmqtrain.coordination.peers import Peer
-from zmqtrain.coordination.state import pack
-from zmqtrain.errors import ZmqTrainError
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.coordination.peers import Peer, PeerTable
+from zmqtrain.coordination.state import pack, unpack
+from zmqtrain.errors import RefusedError, ZmqTrainError
 from zmqtrain.models.tables import RowsOf
+from zmqtrain.models.weights import weight_of
 from zmqtrain.protocol.orders import Answer
+from zmqtrain.store.changes import ACCUMULATE, Change, Contribution
+from zmqtrain.store.journal import Marks
 from zmqtrain.store.manifest import Manifest
-from zmqtrain.store.marks import Marks
-from zmqtrain.store.segment_layout import ORDERS
+from zmqtrain.store.segment_layout import GENERATION, INCARNATION, ORDERS
 from zmqtrain.store.shard import Shard
 from zmqtrain.wire.messages import Pull, PullReply, Push, PushReply
+
+log = logging.getLogger(__name__)
+
+SPARE = 16  # buffers beyond those of the workers expected, for more workers and later lives
 
 Result: TypeAlias = Literal["applied", "accumulated", "dropped", "refused"]
 """The result of a push."""
@@ -146,12 +153,18 @@ class ShardState:
 
     ``generation`` is set by ParameterAccess and by recovery. The receiver sets a worker's
     ``pending``, and the executor clears it with the answer.
+
+    Two lives of workers never share a gradient buffer of the segment: a worker that counts as dead
+    may still write to its own. Another worker gets it once its lock is free and no update needs it.
+    A process with a new life gives up its first buffer when it has the second one.
     """
 
-    def __init__(self, task: Task, shard: Shard, marks: Marks) -> None:
+    def __init__(self, task: Task, shard: Shard, workers: int = 1) -> None:
+        """``workers``: the expected number."""
         self.task = task
         self.shard = shard
-        self.marks = marks
+        self.marks = Marks(shard.segment)
+        self._most_buffers = 2 * workers + SPARE
         self.generation = 0  # 0: none has begun
         self.restored: Manifest | None = None  # with which this generation began
         self.workers: dict[int, WorkerRecord] = {}
@@ -200,6 +213,28 @@ class ShardState:
         self._changed.clear()
         self.marks.clear()
 
+    def assign_buffer(self, worker: WorkerRecord) -> None:
+        """Give a worker a gradient buffer, unless it has one.
+
+        Raises:
+            RefusedError: there are too many workers.
+            SegmentError: there is no memory for one more.
+        """
+        if worker.buffer < 0:
+            number = self._free_buffer()
+            self.shard.segment.gradient(number)
+            worker.buffer = number
+
+    def has_dropped_its_lock(self, peer: Peer) -> bool:
+        """Return whether a worker's process has ended, according to its lock in the kernel.
+
+        A worker that has pulled on lane shm holds the lock of its buffer for as long as it lives.
+        """
+        worker = self.workers.get(peer.index) if peer.is_worker else None
+        if worker is None or worker.lane != "shm" or not worker.has_pulled:
+            return False
+        return not self.shard.segment.is_held(worker.buffer)
+
     def keep(self, worker: WorkerRecord) -> None:
         """Write a worker's state into the segment, for the next life of this ps."""
         self._changed.pop(worker.index, None)
@@ -227,6 +262,66 @@ class ShardState:
         for worker in tuple(self._changed.values()):
             self.keep(worker)
 
+    def _free_buffer(self) -> int:
+        shard, used = self.shard, {worker.buffer for worker in self.workers.values()}
+        for number in range(self._most_buffers):
+            if not (number in used or shard.is_staged(number) or shard.segment.is_held(number)):
+                return number
+        raise RefusedError(
+            f"{self.task} keeps gradients of at most {self._most_buffers} workers: start it with a "
+            "larger --max-workers"
+        )
+
     def _keep_staged(self, index: int) -> None:
         if self.shard.safe:
             self.marks.write(index, pack([self.shard.staged(index)]))
+
+
+def recover(state: ShardState, peers: PeerTable) -> None:
+    """Restore the state of a killed ps from the segment that it left.
+
+    It finishes the shard's last change, and restores the workers with their pending requests.
+    """
+    began = time.monotonic()
+    shard = state.shard
+    change = shard.repair()
+    state.generation = shard.segment.words[GENERATION]
+    peers.outlive(shard.segment.words[INCARNATION])
+    for index, mark in state.marks.read():
+        staged, *known = unpack(mark)  # as ShardState.keep writes it
+        if staged:
+            buffer, _, sequence, weight = staged
+            shard.stage(index, buffer, sequence, weight)
+        if known:
+            worker = state.workers[index] = WorkerRecord.unpacked(index, known)
+            if result := _result_by(change, worker):
+                state.decided(index, result)
+            peer = Peer(
+                (Role.WORKER, index),
+                worker.incarnation,
+                *worker.identity,
+                contact=None,
+                heard_at=time.monotonic(),
+            )
+            peer.pushes, peer.lanes = worker.received, worker.lane
+            peers.restore(peer)
+    log.warning(
+        "this ps was killed at version %d of generation %d: everything is there; workers: "
+        "%d, pushes to answer: %d; repaired in %.0f ms",
+        state.version,
+        state.generation,
+        len(state.workers),
+        len(state.pending()),
+        1e3 * (time.monotonic() - began),
+    )
+
+
+def _result_by(change: Change | None, worker: WorkerRecord) -> Result | None:
+    """Return the last change's result for a pending push whose mark has none."""
+    push, pending = worker.pushed, worker.pending
+    if change is None or push is None or pending is None or pending.result is not None:
+        return None
+    staged = Contribution(worker.buffer, worker.index, push.sequence, weight_of(push))
+    if staged not in change.contributions:
+        return None
+    return "accumulated" if change.kind == ACCUMULATE else "applied"

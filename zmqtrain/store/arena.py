@@ -22,7 +22,7 @@ PAGE = mmap.ALLOCATIONGRANULARITY
 class Arena:
     """A sparse file in memory. Pages that were never written are zero, and take no memory.
 
-    ``path``: of the file, None if it is this process's own. Arrays over it stay valid while in use.
+    ``path``: path of the file, None for private memory. Arrays over it stay valid while in use.
     """
 
     def __init__(self, descriptor: int, path: Path | None, *, writable: bool = True) -> None:
@@ -64,11 +64,6 @@ class Arena:
             self.memory.madvise(mmap.MADV_REMOVE, at, nbytes)
             return
         self.ints(at, nbytes // 8)[:] = 0
-
-
-def private_arena(nbytes: int) -> Arena:
-    """Make memory of this process alone."""
-    return Arena(private_file(nbytes), None)
 
 
 def private_file(nbytes: int) -> int:

@@ -149,7 +149,7 @@ class Board:
     def close(self) -> None:
         """The roster is over: the shard is the ps's again, at the version it was brought to.
 
-        Nobody may claim a slice any more, who has slept since its last step, before the next
+        A member that has slept since its last step can no longer claim a slice before the next
         roster puts its numbers there, seat by seat.
         """
         changing = self._segment.words

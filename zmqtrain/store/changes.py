@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zmqtrain.compute.blocks import blocks
+from zmqtrain.compute.arrays import blocks
 from zmqtrain.protocol.status import Moves
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.segment import Segment

@@ -1,8 +1,8 @@
 """Writing and reading checkpoints: ``<logdir>/checkpoints/step-00001200/``.
 
 The chief opens a temporary directory (:func:`begin`), each ps writes its shard into it
-(:func:`copy_shard`, then :func:`seal_shard`), the chief publishes it (:func:`commit`). Slices have
-their global coordinates, so they can be read into any other placement (:func:`read_shard`).
+(:func:`copy_tensors`, then :func:`seal_shard`), the chief publishes it (:func:`commit`). Slices
+have their global coordinates, so they can be read into any other placement (:func:`read_shard`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def attempt_of(text: str) -> Path:
     """Return the directory of an attempt that a peer names, as :func:`begin` has made it.
 
     Raises:
-        CheckpointError: it is no such directory, so nothing of a checkpoint belongs there.
+        CheckpointError: it is not such a directory, so nothing of a checkpoint belongs there.
     """
     return _named(text, _ATTEMPT, "step-00000010.tmp-0123abcd")
 
@@ -78,7 +78,7 @@ def _named(text: str, name: re.Pattern[str], example: str) -> Path:
     path = Path(text)
     if "\0" in text or path.parent.name != "checkpoints" or not name.fullmatch(path.name):
         raise CheckpointError(
-            f"{text!r:.200} is no directory of a checkpoint; expected one such as "
+            f"{text!r:.200} is not a directory of a checkpoint; expected one such as "
             f"LOGDIR/checkpoints/{example}"
         )
     return path
@@ -154,30 +154,19 @@ class ShardCopy:
     file: TensorFile
     frozen: Sequence[FrozenTable] = ()
 
-    def finish(self) -> None:
-        """Write what is missing, once; the shard may change meanwhile.
 
-        Raises:
-            OSError: the disk failed.
-            CheckpointError: the shard has lost what was frozen.
-        """
-        try:
-            for each in self.frozen:
-                each.write(self.file.write)
-        finally:
-            for each in self.frozen:
-                each.close()
-            self.file.close()
+def shard_file(directory: Path, shard: int) -> Path:
+    """Return the file of a shard in an attempt's temporary directory."""
+    return directory / f"shard-{shard:05d}.safetensors"
 
 
-def copy_shard(
-    directory: Path,
-    shard: int,
+def copy_tensors(
+    file: Path,
     tensors: Mapping[str, NDArray[Any]],
-    missed: Mapping[str, int],
+    missed: Mapping[str, int] | None = None,
     frozen: Sequence[FrozenTable] = (),
 ) -> ShardCopy:
-    """Copy a shard's tensors into a file in an attempt's temporary directory; return the file.
+    """Copy tensors into a new file in an attempt's temporary directory; return the file.
 
     Nothing may write to the arrays meanwhile. The copy goes to the kernel's page cache, not to
     memory of this process, and not yet to the disk: that is :func:`seal_shard`'s, which needs none
@@ -186,7 +175,17 @@ def copy_shard(
     Raises:
         CheckpointError: the file cannot be written.
     """
-    return _copy(directory / f"shard-{shard:05d}.safetensors", tensors, missed, frozen)
+    shapes = shapes_of(tensors)
+    for each in frozen:
+        shapes |= each.shapes
+    with durable.writing(file), ExitStack() as failed:
+        for each in frozen:
+            failed.callback(each.close)
+        out = TensorFile(file, shapes, {MISSED: json.dumps(dict(missed))} if missed else {})
+        for name, array in tensors.items():
+            out.write(name, array)
+        failed.pop_all()
+    return ShardCopy(file, out, frozen)
 
 
 def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) -> ShardFile:
@@ -197,7 +196,7 @@ def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) ->
     Raises:
         CheckpointError: the file cannot be written.
     """
-    return seal_shard(_copy(file, values, {}), number, version=0)
+    return seal_shard(copy_tensors(file, values), number, version=0)
 
 
 def whole_variables(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
@@ -205,27 +204,8 @@ def whole_variables(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     return {tensor_name(PARAMETERS, name, 0): np.asarray(value) for name, value in values.items()}
 
 
-def _copy(
-    path: Path,
-    tensors: Mapping[str, NDArray[Any]],
-    missed: Mapping[str, int],
-    frozen: Sequence[FrozenTable] = (),
-) -> ShardCopy:
-    shapes = shapes_of(tensors)
-    for each in frozen:
-        shapes |= each.shapes
-    with durable.writing(path), ExitStack() as failed:
-        for each in frozen:
-            failed.callback(each.close)
-        file = TensorFile(path, shapes, {MISSED: json.dumps(dict(missed))} if missed else {})
-        for name, array in tensors.items():
-            file.write(name, array)
-        failed.pop_all()
-    return ShardCopy(path, file, frozen)
-
-
 def seal_shard(copy: ShardCopy, shard: int, version: int) -> ShardFile:
-    """Finish the file that :func:`copy_shard` began, make it durable, and return its record.
+    """Finish the file that :func:`copy_tensors` began, make it durable, and return its record.
 
     ``version`` is the number of updates that it contains.
 
@@ -234,7 +214,13 @@ def seal_shard(copy: ShardCopy, shard: int, version: int) -> ShardFile:
     """
     file = copy.path
     with durable.writing(file):
-        copy.finish()
+        try:
+            for each in copy.frozen:
+                each.write(copy.file.write)
+        finally:
+            for each in copy.frozen:
+                each.close()
+            copy.file.close()
         # A checkpoint is as open as its directory.
         os.chmod(file, file.parent.stat().st_mode & 0o666)
         durable.sync_path(file)
@@ -318,15 +304,16 @@ def read_parameters(
     variables: Sequence[Variable] | None = None,
     *,
     average: bool = False,
+    slot: str = "",
 ) -> dict[str, NDArray[Any]]:
     """Read whole variables, each in its dtype, without a cluster.
 
     ``variables``: None for all, in creation order. ``average``: the moving averages of what was
-    trained, and the rest as it is.
+    trained, and the rest as it is. ``slot``: that slot of what was trained.
 
     Raises:
         CheckpointError: a variable is not in the checkpoint, or is of another shape, dtype or kind;
-            there are no averages; or a file does not hold what the manifest says.
+            there is no such slot; or a file does not hold what the manifest says.
     """
     if variables is None:
         variables = manifest.variables()
@@ -334,8 +321,9 @@ def read_parameters(
     values = empty_values(variables)
     with ExitStack() as opened:
         source = SavedSlices(path, manifest, opened)
+        of_trained = AVERAGE if average else slot or PARAMETERS
         for variable in variables:
-            key = AVERAGE if average and variable.kind == "trained" else PARAMETERS
+            key = of_trained if variable.kind == "trained" else PARAMETERS
             rows = variable.shape[0] if variable.shape else 1
             source.read(key, Slice(variable, 0, rows, 0), values[variable.name])
     return values

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.compute.blocks import block_size, blocks
+from zmqtrain.compute.arrays import block_size, blocks
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.store.segment_layout import cut
 
@@ -19,7 +19,7 @@ LARGE = 1 << 22
 def all_finite(flat: Any, team: ThreadTeam | None = None) -> bool:
     """Return whether all elements are finite, in one pass at the speed of the memory.
 
-    ``flat``: of shape (n,), on any device. ``team``: shares the work, on the CPU.
+    ``flat``: array of shape (n,), on any device. ``team``: shares the work, on the CPU.
     """
     if team is None or len(flat) < LARGE or not isinstance(flat, np.ndarray):
         return _all_finite(flat)

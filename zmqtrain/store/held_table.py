@@ -23,8 +23,8 @@ from zmqtrain.optim.kernels.cpu import address_of
 from zmqtrain.optim.kernels.random import initial_rows
 from zmqtrain.protocol.status import TableStatus
 from zmqtrain.store.hot_ids import HotIds
+from zmqtrain.store.row_code import Training
 from zmqtrain.store.row_store import RowStore
-from zmqtrain.store.row_training import Training
 from zmqtrain.store.table_checkpoint import HeldRows
 from zmqtrain.store.table_layout import (
     COUNT,
@@ -183,7 +183,7 @@ class HeldTable:
         """Finish the change of the rows' memory that a killed process left."""
         for store in self._stores:
             store.repair()
-        if self.candidates is not None:  # those that have rows are no candidates any more
+        if self.candidates is not None:  # those that have rows are no longer candidates
             counted = self.candidates.live()
             places, _ = self.store.find(self.candidates.ids(counted))
             self.candidates.erase(counted[places >= 0])

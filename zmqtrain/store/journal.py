@@ -1,13 +1,17 @@
-"""The leader's journal in its segment: a state, and the entries since.
+"""What a ps leaves in its segment for its next life: the leader's journal, and workers' marks.
 
-There are two halves, of which one is valid: a new state goes into the other, then one word says
-that it is the valid one. An entry counts from the moment that the word of the half's end includes
-it. So whenever the process is killed, a whole state and whole entries are found.
+The journal is a state, and the entries since. There are two halves, of which one is valid: a new
+state goes into the other, then one word says that it is the valid one. An entry counts from the
+moment that the word of the half's end includes it. Of each mark there are two halves, too, of which
+at most one is valid: a new mark goes into the other one, then one word says which is valid, and its
+size. So whenever the process is killed, a whole state, whole entries, and the old mark or the new
+one are found.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import (
@@ -16,9 +20,14 @@ from zmqtrain.store.segment_layout import (
     JOURNAL_END,
     JOURNAL_NBYTES,
     JOURNAL_ROOM_NBYTES,
+    MARK_NBYTES,
+    MAX_WORKERS,
 )
 
 _SIZE = struct.Struct("<Q")
+_WORD = 8  # first in each row: 4 * size of the mark + number of its half, 1 or 2; 0: there is none
+
+MAX_MARK_NBYTES = (MARK_NBYTES - _WORD) // 2
 
 
 class Journal:
@@ -73,3 +82,38 @@ class Journal:
         place += _SIZE.size
         self._memory[place : place + len(data)] = data
         return at + _SIZE.size + len(data)
+
+
+class Marks:
+    """A mark for each worker: some bytes, replaced as a whole. Workers beyond ``MAX_WORKERS`` leave
+    none."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._memory = segment.marks
+        self._words = segment.marks.cast("q")
+
+    def write(self, worker: int, mark: bytes) -> bool:
+        """Replace a worker's mark; False: it is too long, and the one before is still there."""
+        size = len(mark)
+        if size > MAX_MARK_NBYTES:
+            return False
+        if worker < MAX_WORKERS:
+            row = worker * MARK_NBYTES
+            half = 2 if self._words[row // _WORD] % 4 == 1 else 1
+            at = row + _WORD + (half - 1) * MAX_MARK_NBYTES
+            self._memory[at : at + size] = mark
+            self._words[row // _WORD] = 4 * size + half
+        return True
+
+    def clear(self) -> None:
+        for row in range(0, MAX_WORKERS * MARK_NBYTES, MARK_NBYTES):
+            if self._words[row // _WORD]:
+                self._words[row // _WORD] = 0
+
+    def read(self) -> Iterator[tuple[int, bytes]]:
+        for worker in range(MAX_WORKERS):
+            row = worker * MARK_NBYTES
+            size, half = divmod(self._words[row // _WORD], 4)
+            if half:
+                at = row + _WORD + (half - 1) * MAX_MARK_NBYTES
+                yield worker, bytes(self._memory[at : at + size])

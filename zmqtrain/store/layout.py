@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from zmqtrain.compute.arrays import ALIGNMENT_NBYTES, Flat
 
 ITEM_NBYTES = 4  # float32, the dtype of trained variables and of a shard
-ALIGNMENT = ALIGNMENT_NBYTES // ITEM_NBYTES
-"""Elements; slices begin at multiples of it."""
+ALIGNMENT = ALIGNMENT_NBYTES // ITEM_NBYTES  # elements; slices begin at multiples of it
 
 Kind: TypeAlias = Literal["trained", "state", "frozen"]
 
@@ -185,7 +184,7 @@ class ShardLayout:
 
     @cached_property
     def owned(self) -> slice:
-        """The elements from the first to the last slice that is no copy."""
+        """The elements from the first to the last slice that is not a copy."""
         return _span([cut for cut in self.slices if not cut.copy])
 
     @cached_property
@@ -195,7 +194,7 @@ class ShardLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slices that it owns: those of all shards are the model's."""
+        """Bytes of the owned slices, which add up to the model's over all shards."""
         return sum(cut.nbytes for cut in self.slices if not cut.copy)
 
     def gather(self, values: Mapping[str, Any], out: Flat) -> None:

@@ -232,7 +232,7 @@ def claimed(logdir: str | None) -> Iterator[None]:
 
     Raises:
         OccupiedError: another job's chief runs there.
-        CheckpointError: the lock is no regular file.
+        CheckpointError: the lock is not a regular file.
     """
     descriptor = _open_lock(checkpoints_directory(Path(logdir))) if logdir else None
     if descriptor is None:

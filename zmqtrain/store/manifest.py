@@ -34,11 +34,8 @@ FORMAT: Final = 6
 slot was of all trained variables, before 5 there were no tables, before 6 no initial values of
 their rows."""
 MANIFEST_FILE = "manifest.json"
-MOST_NBYTES = 256 << 20
-"""Largest manifest that is read."""
-PARAMETERS = "parameters"
-"""The key of the parameters beside the names of the optimizer's slots."""
-
+MOST_NBYTES = 256 << 20  # largest manifest that is read
+PARAMETERS = "parameters"  # the key of the parameters beside the names of the optimizer's slots
 _CONFIG = ConfigDict(
     frozen=True,
     strict=True,

@@ -16,12 +16,10 @@ from zmqtrain.optim.groups import check_patterns, fits
 from zmqtrain.units import shortened
 from zmqtrain.user_code import user_code
 
-MAX_DIM = 1 << 16
-"""Elements of a row, at most: a message has room for a row."""
+MAX_DIM = 1 << 16  # elements of a row, at most: a message has room for a row
 
 
-MAX_TABLES = 1000
-"""Tables of a model, at most: a message has room for a shard's status of each."""
+MAX_TABLES = 1000  # tables of a model, at most: a message has room for a shard's status of each
 
 
 def tables_of(
@@ -124,7 +122,7 @@ def _not_initial(variable: TableVariable, what: str) -> ConfigError:
 
 
 def update_of_rows(name: str, dim: int, update: Update) -> Update:
-    """Return an update of a table's rows, of ``dim`` elements, whose rule is no other update.
+    """Return an update of rows of ``dim`` elements, whose rule contains no other update.
 
     Raises:
         ConfigError: it needs whole variables or too long rows, or keeps a moving average.

@@ -1,8 +1,9 @@
-"""The rows of a worker's push, in memory that it and its ps share, beside its gradient.
+"""The rows of a worker's push, in memory that it and its ps share, and the sum of those of a step.
 
 A buffer is a file that grows by need. It begins with int64 numbers: how many parts; then for each
 its table, how many rows, and when these were found (see Found), -1 for never; then the ids of all
-parts, and the places where they were found. Behind them are their rows, float32.
+parts, and the places where they were found. Behind them are their rows, float32. The sum of a step
+is the list of its contributions, one behind the other.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from zmqtrain.errors import SegmentError
 from zmqtrain.models.tables import Found, Ids, RowsOf
-from zmqtrain.store.arena import PAGE
+from zmqtrain.store.arena import PAGE, Arena
+from zmqtrain.store.changes import float_of, word_of
 from zmqtrain.store.segment import reserve
-from zmqtrain.store.table_layout import TableLayout
+from zmqtrain.store.table_layout import SUM_BEFORE, SUM_END, MemoryLayout, TableLayout
 
 _HEAD = 3  # numbers of a part, before those of its rows
 
@@ -141,3 +144,58 @@ def get(memory: mmap.mmap, at: int, dims: Sequence[int]) -> list[RowsOf]:
 def _rows_at(parts: Sequence[RowsOf]) -> int:
     numbers = 1 + sum(_HEAD + 2 * len(part.ids) for part in parts)
     return -(-8 * numbers // 64) * 64
+
+
+Contributed: TypeAlias = tuple[list[RowsOf], float]
+"""The rows of a gradient, by table, and its weight."""
+
+_SUM_HEAD = 64  # bytes before a contribution: bytes up to the next one, and its weight
+
+
+class RowSum:
+    """The sum of all tables of a shard, in memory that outlives the process."""
+
+    def __init__(self, arena: Arena, words: memoryview, layout: MemoryLayout) -> None:
+        """``words``: those of all tables together."""
+        self._arena, self._words, self._at = arena, words, layout.sum_at
+        self._dims = [table.variable.dim for table in layout.tables]
+
+    def begin(self, given: Sequence[Contributed], *, goes_on: bool) -> None:
+        """Make room for contributions, behind those that are there if it ``goes_on``.
+
+        Raises:
+            SegmentError: there is no room.
+        """
+        before = self._words[SUM_END] if goes_on else 0
+        self._arena.reserve(
+            self._at + before, sum(_contribution_nbytes(parts) for parts, _ in given)
+        )
+        self._words[SUM_BEFORE] = before
+
+    def add(self, given: Sequence[Contributed]) -> None:
+        """Add the contributions for which there is room, or finish that."""
+        at = self._words[SUM_BEFORE]
+        for parts, weight in given:
+            put(self._arena.memory, self._at + at + _SUM_HEAD, parts)
+            end = at + _contribution_nbytes(parts)
+            self._arena.ints(self._at + at, 2)[:] = end, word_of(weight)
+            at = end
+        self._words[SUM_END] = at
+
+    def read(self) -> list[Contributed]:
+        """Return all contributions: views."""
+        found: list[Contributed] = []
+        at = 0
+        while at < self._words[SUM_END]:
+            end, weight = self._arena.ints(self._at + at, 2).tolist()
+            parts = get(self._arena.memory, self._at + at + _SUM_HEAD, self._dims)
+            found.append((parts, float_of(weight)))
+            at = end
+        return found
+
+    def clear(self) -> None:
+        self._words[SUM_END] = 0
+
+
+def _contribution_nbytes(parts: Sequence[RowsOf]) -> int:
+    return _SUM_HEAD + -(-nbytes_of(parts) // 64) * 64

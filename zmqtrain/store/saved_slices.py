@@ -18,8 +18,7 @@ from zmqtrain.optim import AVERAGE
 from zmqtrain.store.layout import Slice, Variable, encode
 from zmqtrain.store.manifest import PARAMETERS, Manifest, SliceRecord, TensorRecord
 
-MISSED = "missed"
-"""Name of the metadata of a file that has counts."""
+MISSED = "missed"  # name of the metadata of a file that has counts
 
 
 class SavedSlices:

@@ -17,10 +17,11 @@ import os
 import secrets
 import stat
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,20 +33,12 @@ from zmqtrain.hints import explaining
 from zmqtrain.store import locks
 from zmqtrain.store.segment_files import remove_files
 from zmqtrain.store.segment_layout import (
-    BOARD_LINE,
-    CHANGE_NBYTES,
     FIGURES,
     FIXED,
-    JOURNAL_NBYTES,
     LAYOUT_VERSION,
     MAGIC,
-    MARK_NBYTES,
-    MAX_WORKERS,
     PROGRESS_AT,
     PROGRESS_STRIDE,
-    SEATS,
-    WORDS,
-    WORDS_AT,
     SegmentLayout,
 )
 from zmqtrain.transport import own_directory
@@ -74,10 +67,13 @@ class Segment:
         descriptor: int | None,
         nonce: str = "",
         lock: int | None = None,
+        *,
+        writable: bool = True,
     ) -> None:
         """Use :meth:`private`, :meth:`create` or :meth:`adopt`, which knows the ``nonce``.
 
         ``lock``: the descriptor whose flock shows that the ps lives, None in other processes.
+        ``writable``: whether to map more than gradients to write to it.
         """
         self.layout = layout
         self.path = path
@@ -87,16 +83,16 @@ class Segment:
         self._gradients: dict[int, tuple[Flat, NDArray[np.float64], NDArray[np.uint8]]] = {}
         # Gradients reached from this process, and their holders.
         self.holders: weakref.WeakValueDictionary[int, _Inside] = weakref.WeakValueDictionary()
-        memory = _map(descriptor, layout.gradients_at)
+        memory = _map(descriptor, layout.gradients_at, writable=writable)
         if not nonce:
             fixed = (MAGIC, LAYOUT_VERSION, len(layout.slots), bytes.fromhex(self.nonce))
             FIXED.pack_into(memory, 0, *fixed, layout.size)
         whole = memoryview(memory)
-        self.words = _words(memory)
-        self.change = whole[layout.change_at : layout.change_at + CHANGE_NBYTES].cast("q")
-        self.board = _board(memory, layout)
-        self.marks = whole[layout.marks_at : layout.marks_at + MAX_WORKERS * MARK_NBYTES]
-        self.journal = whole[layout.journal_at : layout.journal_at + 2 * JOURNAL_NBYTES]
+        self.words = whole[layout.words].cast("q")
+        self.change = whole[layout.change].cast("q")
+        self.board = np.frombuffer(whole[layout.board], np.int64)
+        self.marks = whole[layout.marks]
+        self.journal = whole[layout.journal]
         self.parameters = _flat(memory, layout.parameters_at, layout.size)
         self.slots = {name: _flat(memory, at, layout.size) for name, at in layout.slots_at.items()}
         self.sum = _flat(memory, layout.sum_at, layout.size)
@@ -123,16 +119,11 @@ class Segment:
         """
         path = path.absolute()  # others look for it from where they are
         own_directory.make(path.parent, REMEDY, SegmentError)
-        with explaining(f"{path} cannot be made", REMEDY, SegmentError):
-            return cls._create(layout, path)
-
-    @classmethod
-    def _create(cls, layout: SegmentLayout, path: Path) -> Segment:
-        if path.exists() and locks.owned_and_held(path)[0]:
-            raise SegmentError(f"{path} belongs to a live ps; expected a path of its own")
-        # Not written over: a worker of the dead ps may have it mapped.
-        remove_files(path)
-        with ExitStack() as failed:
+        with explaining(f"{path} cannot be made", REMEDY, SegmentError), ExitStack() as failed:
+            if path.exists() and locks.owned_and_held(path)[0]:
+                raise SegmentError(f"{path} belongs to a live ps; expected a path of its own")
+            # Not written over: a worker of the dead ps may have it mapped.
+            remove_files(path)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             failed.callback(os.close, descriptor)
             failed.callback(path.unlink, missing_ok=True)
@@ -145,7 +136,7 @@ class Segment:
 
     @classmethod
     def adopt(cls, layout: SegmentLayout, path: Path) -> Segment | None:
-        """Take over the segment that a dead ps left at ``path``; None if none of this layout is.
+        """Take over the segment of a dead ps at ``path``; return None without one of this layout.
 
         Raises:
             SegmentError: a live process owns it, it may not be opened, or it is not ours alone.
@@ -172,10 +163,12 @@ class Segment:
                     f"{path} belongs to a live ps; expected a path of its own"
                 ) from None
             failed.callback(locks.release, lock)
-            nonce = _nonce_of(descriptor, layout)
-            if not nonce:
+            magic, version, slots, nonce, size = _fixed(descriptor)
+            is_whole = os.fstat(descriptor).st_size >= layout.gradients_at
+            expected = MAGIC, LAYOUT_VERSION, len(layout.slots), layout.size
+            if not is_whole or (magic, version, slots, size) != expected:
                 return None
-            segment = cls(layout, path, descriptor, nonce, lock)
+            segment = cls(layout, path, descriptor, nonce.hex(), lock)
             failed.pop_all()
         return segment
 
@@ -246,16 +239,17 @@ class Segment:
             self.close()
 
 
-class Reached(Protocol):
+class Reached(ABC):
     """A ps's segment as one of its workers, or the chief, sees it: all but gradients read-only."""
 
-    lane: _Lane
-    nonce: str
-    words: memoryview
-    board: NDArray[np.int64]
-    parameters: Flat
-    slots: dict[str, Flat]
+    lane: ClassVar[_Lane]
 
+    def __init__(self, segment: Segment) -> None:
+        self.nonce, self.words, self.board = segment.nonce, segment.words, segment.board
+        self.parameters = read_only(segment.parameters)
+        self.slots = {name: read_only(slot) for name, slot in segment.slots.items()}
+
+    @abstractmethod
     def gradient(self, number: int) -> Flat:
         """Return gradient ``number``, to write to for as long as this object lives.
 
@@ -263,6 +257,7 @@ class Reached(Protocol):
             SegmentError: another process holds it, or the segment has none of this number.
         """
 
+    @abstractmethod
     def whole(self) -> Segment:
         """Return all of it, to be written to as its ps does, for as long as this object lives."""
 
@@ -280,10 +275,10 @@ def reach(name: str, layout: SegmentLayout) -> Reached:
     return _Mapping(Path(name), layout)
 
 
-class _Mapping:
+class _Mapping(Reached):
     """A segment of another process, or reached as if it were."""
 
-    lane: _Lane = "shm"
+    lane = "shm"
 
     def __init__(self, path: Path, layout: SegmentLayout) -> None:
         self._path, self._layout = path, layout
@@ -295,20 +290,17 @@ class _Mapping:
         weakref.finalize(self, os.close, self._descriptor)
         magic, version, slots, nonce, size = _fixed(self._descriptor)
         if magic != MAGIC or version != LAYOUT_VERSION:
-            raise SegmentError(f"{path} is no segment of layout version {LAYOUT_VERSION}")
+            raise SegmentError(f"{path} is not a segment of layout version {LAYOUT_VERSION}")
         _check_layout(str(path), layout, size, slots)
-        self.nonce = nonce.hex()
-        memory = self._map(layout.gradients_at, 0, mmap.PROT_READ)
-        self.words = _words(memory)
-        self.board = _board(memory, layout)
-        self.parameters = _flat(memory, layout.parameters_at, layout.size)
-        self.slots = {name: _flat(memory, at, layout.size) for name, at in layout.slots_at.items()}
+        self._check_end(layout.gradients_at)
+        super().__init__(Segment(layout, path, self._descriptor, nonce.hex(), writable=False))
 
     def gradient(self, number: int) -> Flat:
         if number < 0:
             raise SegmentError(f"{self._path} has no gradient {number}")
         at, layout = self._layout.gradient_at(number), self._layout
-        memory = self._map(layout.gradient_stride, at, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._check_end(at + layout.gradient_stride)
+        memory = _map(self._descriptor, layout.gradient_stride, at)
         try:
             lock = locks.hold(self._path, self._descriptor, at)
         except OSError as error:
@@ -319,18 +311,17 @@ class _Mapping:
     def whole(self) -> Segment:
         return Segment(self._layout, self._path, self._descriptor, self.nonce)
 
-    def _map(self, nbytes: int, at: int, access: int) -> mmap.mmap:
-        """Map a range that the file holds: an access beyond its end would kill the process."""
+    def _check_end(self, nbytes: int) -> None:
+        """Check that the file is as long: an access beyond its end would kill the process."""
         held = os.fstat(self._descriptor).st_size
-        if held < at + nbytes:
-            raise SegmentError(f"{self._path} ends at {held} B, expected {at + nbytes} B or more")
-        return mmap.mmap(self._descriptor, nbytes, mmap.MAP_SHARED, access, offset=at)
+        if held < nbytes:
+            raise SegmentError(f"{self._path} ends at {held} B, expected {nbytes} B or more")
 
 
-class _Inside:
+class _Inside(Reached):
     """A private segment of this very process."""
 
-    lane: _Lane = "memory"
+    lane = "memory"
 
     def __init__(self, name: str, layout: SegmentLayout) -> None:
         segment = _private.get(name)
@@ -338,11 +329,7 @@ class _Inside:
             raise SegmentError("the ps has its parameters in memory of its own process")
         _check_layout("that segment", layout, segment.layout.size, len(segment.layout.slots))
         self._segment = segment
-        self.nonce = segment.nonce
-        self.words = segment.words
-        self.board = segment.board
-        self.parameters = read_only(segment.parameters)
-        self.slots = {key: read_only(slot) for key, slot in segment.slots.items()}
+        super().__init__(segment)
 
     def gradient(self, number: int) -> Flat:
         if self._segment.holders.setdefault(number, self) is not self:
@@ -353,10 +340,11 @@ class _Inside:
         return self._segment
 
 
-def _map(descriptor: int | None, nbytes: int, at: int = 0) -> mmap.mmap:
+def _map(descriptor: int | None, nbytes: int, at: int = 0, *, writable: bool = True) -> mmap.mmap:
     if descriptor is None:
         return mmap.mmap(-1, nbytes)
-    return mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, offset=at)
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    return mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, access, offset=at)
 
 
 def _flat(memory: mmap.mmap, at: int, size: int) -> Flat:
@@ -367,29 +355,12 @@ def _absent(memory: mmap.mmap, at: int, variables: int) -> NDArray[np.uint8]:
     return np.frombuffer(memory, np.uint8, 1 + variables, at)
 
 
-def _words(memory: mmap.mmap) -> memoryview:
-    return memoryview(memory)[WORDS_AT : WORDS_AT + 8 * WORDS].cast("q")
-
-
-def _board(memory: mmap.mmap, layout: SegmentLayout) -> NDArray[np.int64]:
-    return np.frombuffer(memory, np.int64, BOARD_LINE * (1 + SEATS), layout.board_at)
-
-
 def _check_layout(name: str, layout: SegmentLayout, size: int, slots: int) -> None:
     if (size, slots) != (layout.size, len(layout.slots)):
         raise SegmentError(
             f"{name} is of {size} elements with {slots} slots, expected {layout.size} with "
             f"{len(layout.slots)}: it is another shard's"
         )
-
-
-def _nonce_of(descriptor: int, layout: SegmentLayout) -> str:
-    """Return the nonce of an open file if it is a whole segment of this layout, else ""."""
-    found = os.fstat(descriptor)
-    magic, version, slots, nonce, size = _fixed(descriptor)
-    is_whole = found.st_uid == os.geteuid() and found.st_size >= layout.gradients_at
-    expected = (MAGIC, LAYOUT_VERSION, len(layout.slots), layout.size)
-    return str(nonce.hex()) if is_whole and (magic, version, slots, size) == expected else ""
 
 
 def _fixed(descriptor: int) -> tuple[bytes, int, int, bytes, int]:

@@ -61,7 +61,8 @@ def segment_files(directory: Path) -> Iterator[SegmentFile]:
             found = path.lstat()
             if _is_segment(path, found):
                 owned, held = locks.owned_and_held(path)
-                nbytes = 512 * (found.st_blocks + _blocks_of_tables(path))
+                tables = [file.stat() for file in tables_directory(path).glob("*")]
+                nbytes = 512 * sum(each.st_blocks for each in (found, *tables))
                 yield SegmentFile(path, nbytes, found.st_mtime, owned, held)
         except FileNotFoundError:
             continue
@@ -76,11 +77,6 @@ def remove_files(path: Path) -> None:
     """Remove the segment at ``path``, if there is one, and its tables."""
     path.unlink(missing_ok=True)
     shutil.rmtree(tables_directory(path), ignore_errors=True)
-
-
-def _blocks_of_tables(path: Path) -> int:
-    """Return how many blocks of 512 B the tables of a segment have."""
-    return sum(file.stat().st_blocks for file in tables_directory(path).glob("*"))
 
 
 def remove_dead(path: Path) -> bool:

@@ -6,7 +6,7 @@ for gradients are locked one by one:
     header        magic, layout version, nonce; then the words that change, named below
     change        the update under way: see changes.py
     board         words of the workers that make steps by themselves: see board.py
-    marks         each worker's last request and answer: see marks.py and server/state.py
+    marks         each worker's last request and answer: see journal.py and server/state.py
     journal       what the leader decided: see journal.py
     redo          for each part of the shard, new values of a block of its parameters and of every
                   slot: see optim/redo.py
@@ -33,15 +33,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LAYOUT_VERSION = 19
-"""Rises with every change to the regions of a segment."""
-
+LAYOUT_VERSION = 19  # rises with every change to the regions of a segment
 MAGIC = b"zmqtrain"
 PAGE = mmap.ALLOCATIONGRANULARITY
 FIXED = struct.Struct("<8sII16sQ")  # magic, layout version, rule's slots, nonce, elements
 
-WORDS_AT = 64
-"""Where the words begin: int64 each, written by the ps alone but for MISSED, each atomically."""
+WORDS_AT = 64  # of the words: int64, written by the ps alone but for MISSED, each atomically
 
 (
     CLOCK,  # odd while an update is under way
@@ -62,46 +59,21 @@ WORDS_AT = 64
 ) = range(15)
 WORDS = 15
 
-PROGRESS_AT = 256
-"""Where, for each part, the two words of redo.py begin, how far it is changed."""
-
+PROGRESS_AT = 256  # where, for each part, the two words of redo.py begin, how far it is changed
 PROGRESS_STRIDE = 64  # bytes: threads that write the words of two parts share no cache line
-
-COUNT_LIMIT = 1 << 62
-"""Counts that a word and a message have room for are less."""
-
-MAX_WORKERS = 1024
-"""Workers whose marks a segment has room for."""
-
+COUNT_LIMIT = 1 << 62  # counts that a word and a message have room for are less
+MAX_WORKERS = 1024  # workers whose marks a segment has room for
 MARK_NBYTES = 2048
 CHANGE_NBYTES = 64 << 10
-JOURNAL_NBYTES = 4 << 20
-"""Of each of its two halves; what is never written takes no memory."""
-
-JOURNAL_ROOM_NBYTES = 256 << 10
-"""What a half is filled with at least: some 8,000 events, replayed in a fraction of a second.
-"""
-
-SEATS = 64
-"""Workers at most that make steps by themselves."""
-
-MAX_STEPS = 1 << 28
-"""The most steps of a roster, after which the ps decides again."""
-
-IN_FORCE = 1
-"""Word of the board: whether such workers change the shard."""
-
-BOARD_LINE = 16
-"""Words of a line of the board, 128 bytes: two workers that write share no cache line."""
-
-SUMS = 16
-"""Numbers that a step measures at most, beside its loss."""
-
-NAMES_NBYTES = 256
-"""Of all of their names, in lines."""
-
-HEAD = 5
-"""Numbers that a member of a board counts, beside those sums."""
+JOURNAL_NBYTES = 4 << 20  # of each of its two halves; what is never written takes no memory
+JOURNAL_ROOM_NBYTES = 256 << 10  # of a half at least: 8,000 events, replayed in part of a second
+SEATS = 64  # workers at most that make steps by themselves
+MAX_STEPS = 1 << 28  # the most steps of a roster, after which the ps decides again
+IN_FORCE = 1  # word of the board: whether such workers change the shard
+BOARD_LINE = 16  # words of its lines, 128 bytes: two workers that write share no cache line
+SUMS = 16  # numbers that a step measures at most, beside its loss
+NAMES_NBYTES = 256  # of all names of these sums, in lines
+HEAD = 5  # numbers that a member of a board counts, beside those sums
 
 FIGURES = 2 * (HEAD + SUMS + NAMES_NBYTES // 8)
 """Numbers behind a gradient, float64: half after an even number of steps, half after an odd one.
@@ -114,23 +86,25 @@ def has_room(names: Collection[str]) -> bool:
     return are_lines and len(names) <= SUMS and len("\n".join(names).encode()) <= NAMES_NBYTES
 
 
-REDO_SIZE = 65_536
-"""Elements of a copy in the redo region: with fewer, rules without a kernel take longer."""
-
-PARTS = 8
-"""Parts of a shard at most, which can be changed side by side: memory is seldom faster for more."""
-
-PART_SIZE = 524_288
-"""Elements of a part at least, 2 MiB: with less, waking a thread takes as long as it saves."""
+REDO_SIZE = (
+    65_536  # elements of a copy in its region: with fewer, rules without a kernel are slower
+)
+PARTS = 8  # of a shard at most, changed side by side: memory is seldom faster for more
+PART_SIZE = (
+    524_288  # elements at least, 2 MiB: with less, waking a thread takes as long as it saves
+)
 
 
 class SegmentLayout:
-    """The offsets of the regions of a segment, in bytes from its start.
+    """The regions of a segment, or their offsets, in bytes from its start.
 
     ``size``: elements of the shard. ``slots``: names of the update rule's slots. ``variables``: how
     many are trained. ``state``: how many elements at the end are of state, averaged and other.
     Attribute ``redo_size``: elements that are changed at once, at most.
     """
+
+    words = slice(WORDS_AT, WORDS_AT + 8 * WORDS)
+    change = slice(PAGE, PAGE + CHANGE_NBYTES)
 
     def __init__(
         self, size: int, slots: Sequence[str], variables: int = 0, state: tuple[int, int] = (0, 0)
@@ -142,11 +116,10 @@ class SegmentLayout:
         self.parts = parts_of(size, state, cut)
         self.redo_size = min(REDO_SIZE, max(size, 1))
         self.stride = _pages(4 * size)
-        self.change_at = PAGE
-        self.board_at = self.change_at + _pages(CHANGE_NBYTES)
-        self.marks_at = self.board_at + _pages(8 * BOARD_LINE * (1 + SEATS))
-        self.journal_at = self.marks_at + _pages(MAX_WORKERS * MARK_NBYTES)
-        self.redo_at = self.journal_at + _pages(2 * JOURNAL_NBYTES)
+        self.board = _behind(self.change, 8 * BOARD_LINE * (1 + SEATS))
+        self.marks = _behind(self.board, MAX_WORKERS * MARK_NBYTES)
+        self.journal = _behind(self.marks, 2 * JOURNAL_NBYTES)
+        self.redo_at = _pages(self.journal.stop)
         self.missed_at = self.redo_at + _pages(self._redo_stride * len(self.parts))
         self.factors_at = self.missed_at + 8 * 2 * variables
         self.absent_of_sum_at = self.factors_at + 4 * variables
@@ -209,6 +182,12 @@ def cut(size: int) -> tuple[slice, ...]:
     page = PAGE // 4
     bounds = [min(size * place // count // page * page, size) for place in range(count)]
     return tuple(map(slice, bounds, [*bounds[1:], size]))
+
+
+def _behind(region: slice, nbytes: int) -> slice:
+    """Return the region of this size from the next page on."""
+    start = _pages(region.stop)
+    return slice(start, start + nbytes)
 
 
 def _pages(nbytes: int) -> int:

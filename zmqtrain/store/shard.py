@@ -34,7 +34,6 @@ from zmqtrain.store.checkpoint import ShardCopy
 from zmqtrain.store.holdings.base import Holding
 from zmqtrain.store.holdings.dense import Dense
 from zmqtrain.store.holdings.tables import Tables
-from zmqtrain.store.kept import Kept, KeptRows
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.segment import Segment
@@ -48,6 +47,7 @@ from zmqtrain.store.segment_layout import (
     VERSION,
     SegmentLayout,
 )
+from zmqtrain.store.table_memory import Kept, KeptRows
 
 
 class Shard:
@@ -172,7 +172,8 @@ class Shard:
         layout = layout or self.layout
         arrays, tables = self.dense.tensors(layout), self.tables
         frozen = [] if tables is None else tables.freeze(layout)
-        return checkpoint.copy_shard(directory, layout.shard, arrays, self.dense.missed, frozen)
+        file = checkpoint.shard_file(directory, layout.shard)
+        return checkpoint.copy_tensors(file, arrays, self.dense.missed, frozen)
 
     def keep_frozen(self) -> None:
         """Copy what a checkpoint lacks of tables, before other processes change them."""
@@ -238,7 +239,7 @@ class Shard:
         up the difference. If the process is killed, elements not yet moved stay where they are.
         """
         words = self.segment.words
-        self.dense.begin_settling()
+        self.dense.begin_parts()
         self.is_changing = True
         words[CLOCK] += 1
         if self.safe:
@@ -303,7 +304,7 @@ class Shard:
         return True
 
     def step_of(self, buffers: Sequence[int], weights: Sequence[float], step: int) -> Change:
-        """Return update ``step`` by the gradients in these buffers, which nobody has pushed."""
+        """Return update ``step`` by the gradients in these buffers, which were not pushed."""
         pairs = zip(buffers, weights, strict=True)
         given = tuple(Contribution(buffer, -1, 0, weight) for buffer, weight in pairs)
         change = Change(UPDATE, given, sum(weights), max(weights), step)

@@ -28,7 +28,7 @@ from zmqtrain.models.tables import (
 )
 from zmqtrain.store.manifest import Manifest, TableRecord
 from zmqtrain.store.row_store import RowStore
-from zmqtrain.store.saved_rows import SavedRows
+from zmqtrain.store.saved_rows import SavedRows, initial_name, record_of
 from zmqtrain.store.table_layout import TableLayout
 from zmqtrain.store.tensor_file import Shape
 
@@ -119,10 +119,6 @@ def given_rows(tables: Iterable[TableVariable]) -> dict[str, Rows]:
     return {initial_name(name): one.array for name, one in given if isinstance(one, Given)}
 
 
-def initial_name(table: str) -> str:
-    return f"/initial/{table}"
-
-
 def read_table(
     path: Path, manifest: Manifest, layout: TableLayout, place: RowPlace
 ) -> tuple[HeldRows, HeldRows | None]:
@@ -148,22 +144,6 @@ def read_table(
 
 def _parts(layout: TableLayout) -> list[str]:
     return ["rows", *(f"slot.{slot.name}" for slot in layout.slots)]
-
-
-def record_of(path: Path, manifest: Manifest, table: str) -> TableRecord:
-    """Return a checkpoint's record of a table.
-
-    Raises:
-        CheckpointError: it has no such table.
-    """
-    record = manifest.tables.get(table)
-    if record is None:
-        raise CheckpointError(
-            f"{path}: it has no table {table!r}; its tables: "
-            f"{', '.join(manifest.tables) or 'none'}; expected one of these, or a new logdir for "
-            "another model"
-        )
-    return record
 
 
 def _check(path: Path, manifest: Manifest, layout: TableLayout) -> None:

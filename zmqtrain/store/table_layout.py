@@ -21,13 +21,12 @@ from hashlib import blake2b
 from zmqtrain.models.tables import TableVariable
 from zmqtrain.optim import Slot, Update
 from zmqtrain.store.arena import PAGE
-from zmqtrain.store.row_code import HEADER
 
-LAYOUT_VERSION = 3
-"""Rises with every change to these regions, and to the row buffers."""
-
+LAYOUT_VERSION = 3  # rises with every change to these regions, and to the row buffers
 MAGIC = b"zmqtable"
 FIXED = struct.Struct("<8sQQ16s")  # magic, layout version, space, digest
+
+HEADER = 2  # words of 64 bits before a record's elements: its id, and its last update
 
 WORKSPACES = 8
 """Tasks that change tables side by side, at most, each some tables and in a workspace of its own.
@@ -45,8 +44,7 @@ A ps changes all of them in workspace 0; members of a board have one each (see b
     READY,  # of a workspace: table and rows whose new values are in the scratch
 ) = range(2)
 
-LINE = 8
-"""Words in a line of the cache: those of all tables have one, and those of each workspace."""
+LINE = 8  # words in a line of the cache: those of all tables have one, and those of each workspace
 
 (
     STATE,  # where the index is: see row_store.py
@@ -66,15 +64,9 @@ LINE = 8
     FORGOTTEN,  # rows that were erased so far, for people
 ) = range(15)
 
-BLOCK_ROWS = 4096
-"""Rows that are inserted, or changed, at once, at most."""
-
-BLOCK_SIZE = 32_768
-"""Elements of rows that are changed at once, at most, if these are more than one row."""
-
-LOAD = 0.7
-"""Share of an index that is used before it grows."""
-
+BLOCK_ROWS = 4096  # rows that are inserted, or changed, at once, at most
+BLOCK_SIZE = 32_768  # elements of rows that are changed at once, if these are more than one row
+LOAD = 0.7  # share of an index that is used before it grows
 _ADDRESSES = 1 << 44  # bytes that a process maps of a shard, at most, most of which take no memory
 
 
@@ -105,48 +97,28 @@ def table_layouts(
     return tuple(TableLayout(variable, update.slots) for variable, update in pairs)
 
 
-@dataclass(frozen=True)
 class StoreLayout:
-    """The place of one store of rows, in bytes from the beginning of the file."""
+    """The place of one store of rows, in bytes from the beginning of the file.
 
-    name: str
-    widths: tuple[int, ...]
-    most: int  # rows that it has room for
-    words_at: int
+    ``most``: rows that it has room for. Attributes ``stride``: bytes of a record; ``index_bits``:
+    the capacity of the largest index is 2 to the power of it.
+    """
 
-    @property
-    def stride(self) -> int:
-        """Bytes of a record."""
-        return 8 * HEADER + -(-4 * sum(self.widths) // 8) * 8
-
-    @property
-    def pending_at(self) -> int:
-        return self.words_at + PAGE
-
-    @property
-    def free_at(self) -> int:
-        return self.pending_at + _pages(8 * BLOCK_ROWS)
-
-    @property
-    def records_at(self) -> int:
-        return self.free_at + _pages(8 * self.most)
-
-    @property
-    def index_at(self) -> int:
-        return self.records_at + _pages(self.stride * self.most)
-
-    @property
-    def end(self) -> int:
-        return self.index_at + _pages(4 * 8 << self.index_bits)
-
-    @property
-    def index_bits(self) -> int:
-        """The capacity of the largest index is 2 to the power of it."""
-        return max((2 * self.most).bit_length(), 14)
+    def __init__(self, name: str, widths: tuple[int, ...], most: int, words_at: int) -> None:
+        self.name, self.widths, self.most, self.words_at = name, widths, most, words_at
+        self.stride = 8 * HEADER + -(-4 * sum(widths) // 8) * 8
+        self.index_bits = max((2 * most).bit_length(), 14)
+        self.pending_at = words_at + PAGE
+        self.free_at = self.pending_at + _pages(8 * BLOCK_ROWS)
+        self.records_at = self.free_at + _pages(8 * most)
+        self.index_at = self.records_at + _pages(self.stride * most)
+        self.end = self.index_at + _pages(4 * 8 << self.index_bits)
 
 
 class MemoryLayout:
     """The places of all regions; ``space``: the largest size of the file in bytes."""
+
+    words = slice(PAGE, PAGE + 8 * LINE * (1 + WORKSPACES))
 
     def __init__(self, tables: Sequence[TableLayout], space: int) -> None:
         self.tables = tuple(tables)
@@ -168,10 +140,6 @@ class MemoryLayout:
                 self.candidates[number] = _store(name, (), rows, at, min(share, space))
                 at = self.candidates[number].end
         self.nbytes = at
-
-    @property
-    def words_at(self) -> int:
-        return PAGE
 
     @property
     def digest(self) -> bytes:

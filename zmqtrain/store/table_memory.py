@@ -12,24 +12,25 @@ import shutil
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import SegmentError
 from zmqtrain.files import open_file
 from zmqtrain.models.tables import Found, Ids, Rows
 from zmqtrain.optim.kernels.random import initial_rows
-from zmqtrain.store.arena import Arena, create_arena, private_arena, private_file, space_of
+from zmqtrain.store.arena import Arena, create_arena, private_file, space_of
 from zmqtrain.store.row_buffer import RowBuffer
 from zmqtrain.store.row_store import RowStore
 from zmqtrain.store.segment import REMEDY
 from zmqtrain.store.table_layout import (
     FIXED,
     LAYOUT_VERSION,
-    LINE,
     MAGIC,
-    WORKSPACES,
+    SWEEPS,
     MemoryLayout,
     TableLayout,
 )
@@ -47,8 +48,7 @@ class TableMemory:
     def __init__(self, layout: MemoryLayout, arena: Arena, name: str) -> None:
         """Use :meth:`private`, :meth:`create` or :meth:`adopt`, or :func:`reach`."""
         self.layout, self.arena, self.name = layout, arena, name
-        words_end = layout.words_at + 8 * LINE * (1 + WORKSPACES)
-        self.words = memoryview(arena.memory)[layout.words_at : words_end].cast("q")
+        self.words = memoryview(arena.memory)[layout.words].cast("q")
         self.stores = [RowStore(arena, store) for store in layout.stores]
         self.candidates = {n: RowStore(arena, one) for n, one in layout.candidates.items()}
         self._found: dict[int, tuple[Ids, Found]] = {}  # by table, of the last read
@@ -58,7 +58,8 @@ class TableMemory:
     def private(cls, tables: Sequence[TableLayout]) -> TableMemory:
         """Make memory that only this process can reach."""
         layout = MemoryLayout(tables, space_of(None))
-        memory = cls(layout, private_arena(layout.nbytes), _INSIDE + secrets.token_hex(8))
+        arena = Arena(private_file(layout.nbytes), None)
+        memory = cls(layout, arena, _INSIDE + secrets.token_hex(8))
         _private[memory.name] = memory
         return memory._new()
 
@@ -150,6 +151,42 @@ class TableMemory:
         self.close()
         if self.arena.path is not None:
             shutil.rmtree(self.arena.path.parent, ignore_errors=True)
+
+
+class KeptRows:
+    """The rows of all tables as they are when this is made; the shard is idle then.
+
+    Updates copy what they are about to change (see row_snapshot.py), as long as somebody has this.
+    """
+
+    def __init__(self, memory: TableMemory) -> None:
+        self._memory = memory
+        self._snapshots = [store.freeze() for store in memory.stores]
+        self._sweeps = [store.words[SWEEPS] for store in memory.stores]
+
+    def read(self, table: int, ids: Ids) -> Rows:
+        """Return the rows with these ids as they were, shape (n, dim).
+
+        Raises:
+            CheckpointError: the shard has begun anew.
+        """
+        store, snapshot = self._memory.stores[table], self._snapshots[table]
+        places, _ = store.find(ids)
+        forgets = store.words[SWEEPS] != self._sweeps[table]
+        if snapshot.is_for_others:  # what they forget may be seen earlier than SWEEPS
+            variable = self._memory.layout.tables[table].variable
+            forgets = variable.forget_after is not None or variable.max_rows is not None
+        rows, is_there = snapshot.read(ids, places, forgets=forgets)
+        self._memory.begin_rows(table, ids, rows, np.flatnonzero(~is_there))
+        return rows
+
+
+class Kept(NamedTuple):
+    """A version of a shard. ``parameters``: those that it owns, or their moving averages."""
+
+    version: int
+    parameters: Flat
+    rows: KeptRows | None  # None: it has no tables
 
 
 def reach(name: str, tables: Sequence[TableLayout], *, writable: bool = False) -> TableMemory:

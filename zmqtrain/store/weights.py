@@ -18,13 +18,12 @@ from safetensors.numpy import load_file
 from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.files import check_regular
 from zmqtrain.models.base import as_model
-from zmqtrain.store.array_files import check_ending, write_arrays
+from zmqtrain.store.array_files import TableExport, check_ending, write_arrays
 from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
 from zmqtrain.store.layout import variables_of
 from zmqtrain.store.logdir import checkpoints, newest_valid, valid_at
 from zmqtrain.store.manifest import Manifest, read_manifest
-from zmqtrain.store.saved_tables import load_tables, saved_rows
-from zmqtrain.store.table_files import TableExport
+from zmqtrain.store.saved_rows import load_tables, saved_rows
 from zmqtrain.units import data_size, shortened
 
 log = logging.getLogger(__name__)
@@ -226,19 +225,17 @@ def difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     )
 
 
-def save(path: str | Path, weights: Mapping[str, Any], *, overwrite: bool = True) -> None:
+def save(path: str | Path, weights: Mapping[str, Any]) -> None:
     """Write arrays by name into one file, ``.safetensors`` or ``.npz``; directories are made.
 
     Raises:
         ConfigError: the path has another ending.
-        CheckpointError: it cannot be written, or exists and ``overwrite`` is False.
+        CheckpointError: it cannot be written.
     """
     path = Path(path)
     check_ending(path)
     arrays = {name: np.asarray(value, order="C") for name, value in weights.items()}
     check_names(arrays)
-    if path.exists() and not overwrite:
-        raise CheckpointError(f"{path} exists already; delete it, or write to another path")
     write_arrays(path, arrays)
 
 

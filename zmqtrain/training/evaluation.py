@@ -52,7 +52,7 @@ class PartSums:
     def results(self, examples: int, model: Model) -> Measures:
         """Return the measures; a metric replaces a measure of its name.
 
-        ``examples``: of all parts, at least one.
+        ``examples``: number in all parts, at least one.
 
         Raises:
             ConfigError: a metric raises.

@@ -106,7 +106,7 @@ class StepResult:
     ``batches``: numbers of further batches to compute. ``stop``: the job needs no more gradients.
     ``held_s``: time that the gradient waited for others. ``update_s``: time of this worker's own
     update of parameters. ``round``: as in :class:`Membership`. ``step``: the global step after it,
-    None if an answer that stops the worker has no parameters. ``sequence``: of the push; 0: none.
+    None if an answer that stops the worker has no parameters. ``sequence``: the push's; 0: none.
     """
 
     result: Literal["applied", "accumulated", "dropped", "refused"]

@@ -59,13 +59,13 @@ class WorkerMemory:
                 self._scattered[name] = [(cut.of(whole), run) for cut, run in written]
 
     def gather(self) -> None:
-        """Copy the flat arrays into the variables that are no views of them."""
+        """Copy the flat arrays into the variables that are not views of them."""
         for parts in self._gathered.values():
             for part, run in parts:
                 decode(run, part)
 
     def scatter(self, *names: str) -> None:
-        """Copy these variables, or all that are no views, into the flat arrays."""
+        """Copy these variables, or all that are not views, into the flat arrays."""
         for name in names or self._scattered:
             for part, run in self._scattered.get(name, ()):
                 encode(part, run)

@@ -28,7 +28,7 @@ class StepProfile:
     """The profile of some steps, all made by one thread."""
 
     def __init__(self, job: Job, path: Path) -> None:
-        """``path``: of the file, without a suffix.
+        """``path``: path of the file, without a suffix.
 
         Raises:
             ConfigError: the steps are computed by other threads, or there can be no such directory.

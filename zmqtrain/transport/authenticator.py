@@ -18,8 +18,8 @@ from typing import Any
 import zmq
 
 from zmqtrain.errors import ZmqTrainError
+from zmqtrain.transport import handshake
 from zmqtrain.transport.base import Endpoint, OnFailure, RoutingId, UnreachableError, ignore_failure
-from zmqtrain.transport.handshake import listener_event
 from zmqtrain.transport.newcomers import Newcomers, is_crowded
 from zmqtrain.transport.registry import KnownPeer, Registry
 from zmqtrain.wire.buffers import Buffer
@@ -123,13 +123,14 @@ class Authenticator:
         return REFUSED, b""
 
     def _on_event(self, _: RoutingId, frames: list[Buffer]) -> None:
-        event = listener_event(frames)
-        if event.refusal:
-            self._on_failure(event.refusal, False)
-        if event.accepted is not None:
-            self._take_in(event.accepted)
-        if event.ended is not None:
-            self._newcomers.remove(event.ended)
+        event, value = handshake.parsed(frames)
+        if event == handshake.PROTOCOL:
+            reason = handshake.REFUSALS.get(value, "a peer does not speak ZMTP")
+            self._on_failure(reason, False)
+        elif event == handshake.ACCEPTED:
+            self._take_in(value)
+        elif event == handshake.ENDED:
+            self._newcomers.remove(value)
 
     def _take_in(self, descriptor: int) -> None:
         """Note a connection of an unknown peer; close others if there are too many."""

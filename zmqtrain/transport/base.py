@@ -13,8 +13,7 @@ from typing import Protocol, TypeAlias
 from zmqtrain.errors import ConfigError
 from zmqtrain.wire.buffers import Buffer
 
-HIGH_WATER_MARK = 64
-"""Limit of messages under way to or from a peer; back-pressure, by bytes, is in the layer above."""
+HIGH_WATER_MARK = 64  # messages under way to or from a peer; the layer above limits bytes
 
 RoutingId: TypeAlias = bytes
 """The sender of a listening endpoint's message, to which the reply goes; b"" when connected.
@@ -30,8 +29,7 @@ def ignore_failure(text: str, is_final: bool) -> None:
     """An :data:`OnFailure` that does nothing."""
 
 
-COPIED_NBYTES = 1 << 16
-"""Frames up to this size are copied: that is cheaper than tracking them."""
+COPIED_NBYTES = 1 << 16  # frames up to this size are copied: that is cheaper than tracking them
 
 
 class UnreachableError(Exception):

@@ -66,7 +66,7 @@ class MessageSplitter:
         """Return the next message if it is complete.
 
         Raises:
-            ProtocolError: the bytes are no message, or it is too large.
+            ProtocolError: the bytes are not a message, or it is too large.
         """
         large, data = self._large, self._data
         if large is not None:

@@ -10,7 +10,6 @@ import struct
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 import zmq
 
@@ -25,35 +24,18 @@ BROKEN_WITHIN_S = 5.0  # shorter than the timeout of an end that gets no answer
 
 _SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _NO_DETAIL = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
-_PROTOCOL = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+PROTOCOL = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 _AUTH = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-_ENDED = int(zmq.EVENT_DISCONNECTED)
-_ACCEPTED = int(zmq.EVENT_ACCEPTED)
-EVENTS = _ACCEPTED | _SUCCEEDED | _NO_DETAIL | _PROTOCOL | _AUTH | _ENDED
+ENDED = int(zmq.EVENT_DISCONNECTED)
+ACCEPTED = int(zmq.EVENT_ACCEPTED)
+EVENTS = ACCEPTED | _SUCCEEDED | _NO_DETAIL | PROTOCOL | _AUTH | ENDED
 _DENIED = 400  # ZAP status, after which libzmq does not retry
 
-_REFUSED = {
+REFUSALS = {
     int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): "a peer has no key",
     int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "a peer expects another key than ours",
 }
-
-
-class ListenerEvent(NamedTuple):
-    """An event of one connection at a listener with keys; ``refusal``: "" if it is none."""
-
-    refusal: str = ""
-    accepted: int | None = None  # its descriptor
-    ended: int | None = None
-
-
-def listener_event(frames: list[Buffer]) -> ListenerEvent:
-    event, value = parsed(frames)
-    if event == _ACCEPTED:
-        return ListenerEvent(accepted=value)
-    if event == _ENDED:
-        return ListenerEvent(ended=value)
-    is_refusal = event == _PROTOCOL
-    return ListenerEvent(_REFUSED.get(value, "a peer does not speak ZMTP") if is_refusal else "")
+"""Reasons by the value of an event PROTOCOL, for a listener with keys."""
 
 
 class PeerWatch:
@@ -104,13 +86,13 @@ class PeerWatch:
 
     def _take(self, _: RoutingId, frames: list[Buffer]) -> None:
         event, value = parsed(frames)
-        was_explained, self._explained = self._explained, event != _ENDED
+        was_explained, self._explained = self._explained, event != ENDED
         if event == _SUCCEEDED:
             self._broken.clear()
             self._was_right, self._wrong_since = True, None
         elif event == _AUTH and value == _DENIED:
             self._on_denied()
-        elif event == _PROTOCOL or (event == _ENDED and not was_explained):
+        elif event == PROTOCOL or (event == ENDED and not was_explained):
             self._inquire_soon()  # libzmq does not retry
         elif event == _NO_DETAIL:
             now = time.monotonic()

@@ -33,9 +33,7 @@ ALLOWED, EXPIRING, REVOKED = "allowed", "expiring", "revoked"
 """States of a key. An expiring key is admitted until all tasks have its successor."""
 
 MAX_INDEX = 999_999_999
-_STAGED = ".next"
-"""Suffix of a secret that is not in use until the registry has its key."""
-
+_STAGED = ".next"  # suffix of a secret that is not in use until the registry has its key
 _KEY = re.compile(r"[0-9a-f]{64}")
 _SECRET = re.compile(rf"({'|'.join(ROLES)})-(\d{{1,9}})\.secret")
 _LINE = re.compile(

@@ -17,7 +17,7 @@ import time
 from zmqtrain.transport.base import OnMessage
 from zmqtrain.transport.greeting import UNIX, greeting, mechanism_at, reason
 from zmqtrain.transport.own_directory import for_small_files
-from zmqtrain.transport.unix import UnixListener, UnixPeer, UnixTransport
+from zmqtrain.transport.unix import UnixListener, UnixPeer
 
 ASK_S = 0.5  # between two inquiries at a port that has no socket
 
@@ -54,10 +54,14 @@ class LoopbackListener(UnixListener):
 
     def __init__(self, address: str, high_water_mark: int) -> None:
         """Raises OSError if the address is taken, or cannot be used."""
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        family = socket.AF_INET6 if "[" in host else socket.AF_INET
         with contextlib.ExitStack() as undo:
-            self._signpost = undo.enter_context(_bound(address))
-            host = address.rpartition(":")[0]
-            named = f"{host}:{self._signpost.getsockname()[1]}"
+            self._signpost = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            self._signpost.setblocking(False)
+            self._signpost.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._signpost.bind((host.strip("[]"), int(port)))
+            named = f"tcp://{host}:{self._signpost.getsockname()[1]}"
             super().__init__(named, high_water_mark, place_of(named))
             undo.callback(self._socket.close)
             self._signpost.listen()  # after the socket, which peers then find as well
@@ -83,13 +87,6 @@ class LoopbackListener(UnixListener):
                 end.shutdown(socket.SHUT_WR)
 
 
-class LoopbackTransport(UnixTransport):
-    """Makes endpoints at ``tcp://host:port`` of loopback."""
-
-    listener_at = LoopbackListener
-    peer_at = LoopbackPeer
-
-
 def place_of(address: str, platform: str = sys.platform) -> str:
     """Return the name of the Unix socket for a loopback address.
 
@@ -104,17 +101,3 @@ def place_of(address: str, platform: str = sys.platform) -> str:
     if platform == "linux":
         return f"\0zmqtrain/{host}:{port}"
     return str(for_small_files() / f"{host}-{port}.sock")
-
-
-def _bound(address: str) -> socket.socket:
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    family = socket.AF_INET6 if "[" in host else socket.AF_INET
-    end = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        end.setblocking(False)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        end.bind((host.strip("[]"), int(port)))
-    except BaseException:
-        end.close()
-        raise
-    return end

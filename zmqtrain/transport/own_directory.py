@@ -42,7 +42,7 @@ def check(directory: Path, remedy: str, kind: type[ZmqTrainError] = ConfigError)
     with explaining(f"{directory} cannot be read", remedy, kind):
         found = directory.stat(follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise kind(f"{directory} is no directory, a link, or another user's; {remedy}")
+        raise kind(f"{directory} is not a directory, or is a link or another user's; {remedy}")
     if found.st_mode & 0o077:
         is_shared = found.st_mode & OTHERS_WRITE  # other users need it
         own = directory / f"zmqtrain-{os.geteuid()}"

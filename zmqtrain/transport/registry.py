@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from zmqtrain.hints import explaining
@@ -18,16 +19,14 @@ class KnownPeer(bytes):
     key: Key
 
 
+@dataclass(slots=True, eq=False)
 class Key:
     """An allowed key; ``allowed`` turns False for good once it is revoked."""
 
-    __slots__ = ("_last", "allowed", "owner", "public")
-
-    def __init__(self, owner: Owner, public: str) -> None:
-        self.owner = owner
-        self.public = public
-        self.allowed = True
-        self._last = KnownPeer()
+    owner: Owner
+    public: str
+    allowed: bool = True
+    _last: KnownPeer = field(default_factory=KnownPeer)
 
     def peer(self, name: bytes) -> KnownPeer:
         """Return the holder's peer on the connection of this name."""

@@ -234,7 +234,7 @@ class Connection:
         Raises:
             BlockingIOError: there are no bytes.
             OSError, EOFError: the other end has closed the connection, and all was read.
-            ProtocolError: the bytes are no message.
+            ProtocolError: the bytes are not a message.
         """
         if self._socket is None:
             raise BlockingIOError

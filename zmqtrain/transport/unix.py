@@ -16,8 +16,7 @@ import logging
 import os
 import socket
 import struct
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from errno import EADDRINUSE, EAGAIN, ECONNREFUSED, ENOENT
 from functools import partial
 from pathlib import Path
@@ -29,10 +28,9 @@ from zmqtrain.transport.base import (
     OnMessage,
     RoutingId,
     UnreachableError,
-    cannot_listen,
     ignore_failure,
 )
-from zmqtrain.transport.stream import LINGER_S, LOOK_S, Connection
+from zmqtrain.transport.stream import LOOK_S, Connection
 from zmqtrain.wire.buffers import Buffer
 
 SCHEMES = ("ipc://", "unix://")
@@ -121,7 +119,9 @@ class UnixListener:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._socket = listening_at(place or path_of(address))
-        self._file = _File(self._socket)
+        name = self._socket.getsockname()
+        self._path = name if isinstance(name, str) else ""  # an abstract socket has no file
+        self._file = os.stat(self._path) if self._path else None
 
     def start(self, on_message: OnMessage) -> None:
         self._on_message = on_message
@@ -146,10 +146,16 @@ class UnixListener:
             self._loop.remove_reader(self._socket.fileno())
         if self._timer is not None:
             self._timer.cancel()
-        self._file.remove()
+        self._remove_file()
         self._socket.close()
         for connection in self.connections.values():
             connection.close(discard=discard)
+
+    def _remove_file(self) -> None:
+        """Remove the socket's file, unless another listener has replaced it."""
+        with contextlib.suppress(OSError):
+            if self._file and os.path.samestat(os.stat(self._path), self._file):
+                os.unlink(self._path)
 
     def _accept_from_now_on(self) -> None:
         if self._loop is not None:
@@ -180,44 +186,6 @@ class UnixListener:
             connection.start(self._on_message)
 
 
-class UnixTransport:
-    """Makes endpoints at ``unix:///path/to/socket``, which may be written ``ipc://``."""
-
-    listener_at: Callable[[str, int], UnixListener] = UnixListener
-    peer_at: Callable[[str], UnixPeer] = UnixPeer
-
-    def __init__(self, linger_s: float = LINGER_S) -> None:
-        """``linger_s``: most time for unsent messages in ``close``."""
-        self._linger_s = linger_s
-        self._listeners: set[UnixListener] = set()
-        self._peers: set[UnixPeer] = set()
-
-    def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> UnixListener:
-        try:
-            listener = self.listener_at(address, high_water_mark)
-        except OSError as error:
-            raise cannot_listen(address, error.strerror or error) from None
-        self._listeners.add(listener)
-        return listener
-
-    def connect(self, address: str) -> UnixPeer:
-        peer = self.peer_at(address)
-        self._peers.add(peer)
-        return peer
-
-    def close(self) -> None:
-        until = time.monotonic() + self._linger_s
-        for listener in self._listeners:
-            listener.close()
-        for peer in self._peers:
-            peer.close()
-        served = (listener.connections.values() for listener in self._listeners)
-        for connection in itertools.chain(self._peers, *served):
-            connection.finish(until)
-        self._listeners.clear()
-        self._peers.clear()
-
-
 def path_of(address: str) -> str:
     """Return the path in an address.
 
@@ -243,21 +211,6 @@ def other_user(end: socket.socket) -> str:
     found = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(found)
     return "" if user == os.geteuid() else f"user {user}"
-
-
-class _File:
-    """The file of a listening socket; an abstract one has none."""
-
-    def __init__(self, listening: socket.socket) -> None:
-        name = listening.getsockname()
-        self._path = name if isinstance(name, str) else ""
-        self._found = os.stat(self._path) if self._path else None
-
-    def remove(self) -> None:
-        """Remove it, unless another listener has replaced it."""
-        with contextlib.suppress(OSError):
-            if self._found and os.path.samestat(os.stat(self._path), self._found):
-                os.unlink(self._path)
 
 
 def listening_at(place: str) -> socket.socket:

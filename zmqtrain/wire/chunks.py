@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
+
+import numpy as np
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
 from zmqtrain.wire.messages import Chunk, RowChunk
 
-CHUNK_SIZE = FRAME_NBYTES // 4
-"""Elements in a chunk, 1 MiB."""
-
-WINDOW_NBYTES = 8 << 20
-"""Bytes of chunks that a worker may send to a ps without acknowledgement."""
-
-MESSAGES_NBYTES = 2 * WINDOW_NBYTES
-"""Memory for these chunks at a ps: the allocator keeps a freed copy."""
+CHUNK_SIZE = FRAME_NBYTES // 4  # elements in a chunk, 1 MiB
+WINDOW_NBYTES = 8 << 20  # bytes of chunks that a worker may send to a ps without acknowledgement
+MESSAGES_NBYTES = 2 * WINDOW_NBYTES  # memory for them at a ps: the allocator keeps a freed copy
 
 Part: TypeAlias = tuple[Chunk | RowChunk, tuple[Tensor, ...]]
 """A message that is sent before another one, and its tensors."""
@@ -56,66 +53,66 @@ def as_it_is(start: int, chunk: Flat) -> tuple[Tensor, ...]:
     return (Tensor.of(chunk),)
 
 
-class Parts(Protocol):
-    """The parts that are sent before a message."""
-
-    @property
-    def ready(self) -> int:
-        """The number of parts that may be sent."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, place: int) -> Part:
-        """Return the part at a place in the sending order, below ``ready``."""
-
-    def add(self, indices: Iterable[int]) -> None:
-        """Add parts to send next; those added before are ignored."""
-
-
 class Chunks:
-    """The chunks that are sent before a message; each is encoded on first use and kept.
+    """The parts that are sent before a message: chunks of a tensor, each encoded on first use and
+    kept, then rows of tables.
 
-    They are sent in the order of the tensor or, if ``in_order`` is False, in the order of
+    Chunks are sent in the order of the tensor or, if ``in_order`` is False, in the order of
     :meth:`add`, while the tensor is computed.
     """
 
     def __init__(
         self,
-        flat: Flat,
+        flat: Flat | None,
         sequence: int,
         encode: Encode,
         *,
         in_order: bool = True,
         is_difference: bool = False,
     ) -> None:
-        self._flat = flat
+        """``flat``: None if it is in the message itself."""
+        self._flat = np.empty(0, np.float32) if flat is None else flat
+        self._count = 0 if flat is None else count(len(flat))
         self._sequence = sequence
         self._encode = encode
         self._is_difference = is_difference
-        self._order: dict[int, None] = {}  # chunk by chunk
-        self._made: list[tuple[Chunk, tuple[Tensor, ...]]] = []
+        self._order: dict[int, None] = {}  # part by part
+        self._made: list[Part] = []
+        self._rows: Sequence[Part] = ()
         if in_order:
             self.add(range(len(self)))
 
     def add(self, indices: Iterable[int]) -> None:
+        """Add parts to send next; those added before are ignored."""
         self._order.update(dict.fromkeys(indices))
+
+    def end_with(self, rows: Sequence[Part]) -> None:
+        """Add all chunks that are left, and behind them rows."""
+        self._rows = rows
+        self.add(range(len(self)))
 
     @property
     def ready(self) -> int:
+        """The number of parts that may be sent."""
         return len(self._order)
 
     def __len__(self) -> int:
-        return count(len(self._flat))
+        return self._count + len(self._rows)
 
-    def __getitem__(self, place: int) -> tuple[Chunk, tuple[Tensor, ...]]:
+    def __getitem__(self, place: int) -> Part:
+        """Return the part at a place in the sending order, below ``ready``."""
         for number in islice(self._order, len(self._made), place + 1):
-            tensors = self._encode(number * CHUNK_SIZE, at(self._flat, number))
-            chunk = Chunk(self._sequence, number, self._is_difference)
-            self._made.append((chunk, tensors))
+            self._made.append(self._part(number))
         return self._made[place]
 
-    def __iter__(self) -> Iterator[tuple[Chunk, tuple[Tensor, ...]]]:
+    def __iter__(self) -> Iterator[Part]:
         return (self[place] for place in range(len(self)))
+
+    def _part(self, number: int) -> Part:
+        if number >= self._count:
+            return self._rows[number - self._count]
+        tensors = self._encode(number * CHUNK_SIZE, at(self._flat, number))
+        return Chunk(self._sequence, number, self._is_difference), tensors
 
 
 class ChunkAssembler:

@@ -271,7 +271,7 @@ def decode(frames: Sequence[Buffer]) -> Envelope:
         or generation < 0
     ):
         raise ProtocolError(
-            f"request id {shown(request_id)} or generation {shown(generation)} is no count"
+            f"request id {shown(request_id)} or generation {shown(generation)} is not a count"
         )
     return Envelope(
         check(body), _CHECK_SENDER(sender), request_id, generation, _tensors(described, frames[1:])

@@ -27,7 +27,7 @@ class Keep:
     """Have the shard copy its parameters (or their moving average) at a future version.
 
     The answer, at once, is the current version; one that is not below is too late. ``version`` 0:
-    none is to be copied. Copies of versions up to ``done`` are given up, as nobody reads them.
+    none is to be copied. Copies of versions up to ``done`` are given up: no task reads them.
     """
 
     version: int
@@ -55,7 +55,7 @@ class Evaluate:
 class Evaluated:
     """Worker to the chief, passed on by the leader: the sums over one part's examples.
 
-    ``weight``: of its batches. ``measures``: of the model. Tensors: of the metrics (float64).
+    ``weight``: sum over its batches. ``measures``: the model's. Tensors: sums of metrics (float64).
     """
 
     evaluation: str
@@ -172,7 +172,7 @@ class Close:
 class Extend:
     """Chief to leader: lease batches up to ``limit``, too; the next pass over the data begins.
 
-    ``epoch_batches``: of a whole pass, for the status.
+    ``epoch_batches``: batches in a pass, for the status.
     """
 
     limit: int

@@ -1,6 +1,6 @@
 """Every message that zmqtrain's tasks exchange, declared once, here or in control.py.
 
-A message is a dataclass; its field types are the schema that the codec checks. Nobody changes a
+A message is a dataclass; its field types are the schema that the codec checks. No code changes a
 message; none is declared frozen, because making a frozen one takes five times as long. Requests and
 their replies stand together. Only a ps listens: workers, the chief, the other ps and the command
 line connect to it. ps 0, the *leader*, takes the decisions.
@@ -16,15 +16,9 @@ from zmqtrain.protocol.orders import Order
 from zmqtrain.protocol.status import Moves, Progress, Status, TableStatus, Wait
 from zmqtrain.wire.control import Control
 
-PROTOCOL_VERSION = 33
-"""Rises with every change to these files; peers of another version are refused."""
-
-
-BATCH = 1000
-"""Most pushes or orders in one message; more are sent as several messages."""
-
-MAX_PARTS = 1000
-"""Most tables of which one message has rows or ids."""
+PROTOCOL_VERSION = 33  # rises with every change to these files; peers of another are refused
+BATCH = 1000  # most pushes or orders in one message; more are sent as several messages
+MAX_PARTS = 1000  # most tables of which one message has rows or ids
 
 
 @dataclass(slots=True)
@@ -244,7 +238,7 @@ class Parameters:
 
 @dataclass(slots=True)
 class Lookup:
-    """Ask for rows of a shard, between two changes. ``counts``: of each of ``tables``.
+    """Ask for rows of a shard, between two changes. ``counts``: number in each of ``tables``.
 
     ``after``: sequence of the worker's push whose answer the rows go with; 0: they are sent at
     once. ``at``: a version that the shard has kept; 0: the current one. ``compressed``: the job's
@@ -274,9 +268,9 @@ class Heartbeat:
     """Sent over every link once a second.
 
     ``finished``: a worker was sent a stop, and every shard has answered all its pushes.
-    ``saved_step``: of the chief's last checkpoint. ``phases_s``: how long a worker's steps have
+    ``saved_step``: of the chief's last checkpoint. ``phases_s``: seconds that a worker's steps have
     spent in each phase since it started, in the order of :class:`~zmqtrain.observe.metrics.Phases`.
-    ``progress``: of a worker.
+    ``progress``: a worker's.
     """
 
     waits: tuple[Wait, ...] = ()
@@ -318,7 +312,7 @@ class ShardReport:
     ``orders``: number of the last order of this generation that it has carried out. ``nbytes``: of
     its parameters. ``failure``: why it cannot update them, "" if it can. ``measured``: number of
     the last Measure, 0: none; ``square``: its result, in hexadecimal digits. ``tables``: what it
-    holds of them. ``moves``: of the last round.
+    holds of them. ``moves``: those of the last round.
     """
 
     orders: int

@@ -6,8 +6,7 @@ from zmqtrain import errors
 from zmqtrain.errors import RefusedError, ZmqTrainError
 from zmqtrain.wire.messages import Refusal
 
-MAX_TEXT = 8192
-"""Characters of a refusal's text, which may quote the peer; the decoder refuses longer texts."""
+MAX_TEXT = 8192  # characters, which may quote the peer; the decoder refuses longer texts
 
 _ERRORS: dict[str, type[ZmqTrainError]] = {
     name: kind

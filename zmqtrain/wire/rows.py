@@ -8,7 +8,7 @@ or as the job's compression encodes them: those of all tables with one form of i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import TypeAlias
@@ -20,14 +20,13 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ProtocolError
 from zmqtrain.models.tables import Ids, Rows, RowsOf
 from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
-from zmqtrain.wire.chunks import Part, Parts, take_in
+from zmqtrain.wire.chunks import Part, take_in
 from zmqtrain.wire.compression import Compression
 from zmqtrain.wire.messages import MAX_PARTS, RowChunk
 
 _HEAD = 9  # bytes: the first id, and the width of a difference
 
-MAX_LENGTHS = 30
-"""Different lengths of rows in a message, at most: each may be another form, of two tensors."""
+MAX_LENGTHS = 30  # different lengths of rows in a message: each may be another form, of two tensors
 
 Run: TypeAlias = tuple[int, slice]
 """The place of a table in a list, and some of its rows."""
@@ -125,28 +124,6 @@ def chunks_of(
         rows = encoded_rows([given[place].rows[some] for place, some in parts], compression)
         found.append((chunk, (ids, *rows)))
     return found
-
-
-class WithRows:
-    """The parts of a push: the chunks of its dense gradient, then those of rows. All are ready."""
-
-    def __init__(self, chunks: Parts | None, rows: Sequence[Part]) -> None:
-        self._chunks: Parts | Sequence[Part] = () if chunks is None else chunks
-        self._rows = rows
-
-    @property
-    def ready(self) -> int:
-        return len(self)
-
-    def __len__(self) -> int:
-        return len(self._chunks) + len(self._rows)
-
-    def __getitem__(self, place: int) -> Part:
-        of_rows = place - len(self._chunks)
-        return self._chunks[place] if of_rows < 0 else self._rows[of_rows]
-
-    def add(self, indices: Iterable[int]) -> None:
-        """Do nothing."""
 
 
 def nbytes_of(each: RowsOf) -> int:

@@ -38,7 +38,7 @@ def bind(operands: Operands, *, compiled: bool) -> Kernel:
 
 
 def call_of(kernel: Kernel, scalars: Scalars) -> Call | None:
-    """Return what a kernel calls to update memory; None: it is no single call of compiled code."""
+    """Return what a kernel calls to update memory; None: it is not one call of compiled code."""
     call = getattr(kernel, "call", None)
     return None if call is None else call(scalars)
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class Operands:
     """The arrays that an update changes, and its constant arguments.
 
-    ``parameters`` and ``slots``: of shape (n,). ``average`` names the slot of the moving average,
+    ``parameters`` and ``slots`` have shape (n,). ``average`` names the slot of the moving average,
     ``l2`` is the regularisation; None: without. ``redo``: for all of these in a crash-safe update.
     """
 
@@ -60,8 +60,8 @@ class Scalars(NamedTuple):
     """The numbers of one update.
 
     ``numbers``: the rule's hyperparameters at this step; none if it has no formula. The gradient is
-    multiplied by ``scale``. ``share``: that of the average. ``factor``: of a LayerRule.
-    ``direction``: of these elements, by a MatrixRule that sees their variable.
+    multiplied by ``scale``. ``share``: the average's share. ``factor``: that of a LayerRule.
+    ``direction``: that of these elements, from a MatrixRule that sees their variable.
     """
 
     step: int

@@ -48,7 +48,7 @@ class CpuKernel:
     """A formula, compiled for the CPU."""
 
     def __init__(self, operands: Operands, loop: Any, numbers: int) -> None:
-        """``numbers``: how many of the rule's hyperparameters are no switches."""
+        """``numbers``: how many of the rule's hyperparameters are not switches."""
         self.loop = loop
         self._size = size = len(operands.parameters)
         self._numbers, self._l2 = numbers, operands.l2

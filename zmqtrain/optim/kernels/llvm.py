@@ -135,9 +135,9 @@ def begun(
     module: ir.Module | None = None,
     disjoint: bool = False,
 ) -> tuple[Any, Builder]:
-    """Return a new function, and a builder at its begin.
+    """Return a new function, and a builder at its beginning.
 
-    ``module``: that it belongs to; None: one of its own. ``disjoint``: no two arrays overlap.
+    ``module``: its module; None: a new one. ``disjoint``: no two arrays overlap.
     """
     given = ir.Module() if module is None else module
     function = ir.Function(given, ir.FunctionType(result, types), name)

@@ -80,7 +80,7 @@ class LookUps:
     def expand(self, numbers: Sequence[int], rows: Sequence[Rows], out: Sequence[int]) -> None:
         """Write the row of each id of these columns.
 
-        ``rows``: of each its unique ones, contiguous; ``out``: addresses of arrays (ids, dim).
+        ``rows``: unique rows of each, contiguous; ``out``: addresses of arrays (ids, dim).
         """
         calls = []
         for number, own, target in zip(numbers, rows, out, strict=True):

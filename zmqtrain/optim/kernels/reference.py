@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.compute.arrays import Flat
-from zmqtrain.compute.blocks import block_size, blocks
+from zmqtrain.compute.arrays import Flat, block_size, blocks
 from zmqtrain.optim.formula import Common, approach, at, element, put
 from zmqtrain.optim.kernels.base import Operands, Scalars
 

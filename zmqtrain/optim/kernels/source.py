@@ -47,7 +47,7 @@ extern "C" __global__ void {name}({parameters}) {{
 def source_for(operands: Operands, scalars: Scalars) -> str:
     """Return the kernel of an update of these arrays.
 
-    ``scalars``: of any update; only their number counts, and the values of switches.
+    ``scalars``: those of any update; only their number matters, and the values of switches.
 
     Raises:
         NotImplementedError: the formula calls a function of NumPy that has no counterpart here.

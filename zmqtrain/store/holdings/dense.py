@@ -10,27 +10,26 @@ into the segment before the first element is changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.arrays import Flat, block_size, blocks
 from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.optim import Update
-from zmqtrain.optim.formula import MatrixRule, Numbers
+from zmqtrain.optim.formula import LayerRule, MatrixRule, Numbers
 from zmqtrain.optim.layers import Squares, factors_of
 from zmqtrain.optim.mean import Mean
 from zmqtrain.optim.runs import Absences, Run, Runs
 from zmqtrain.optim.whole import WholeVariable
 from zmqtrain.store.changes import ACCUMULATE, SETTLE, UPDATE, Change
 from zmqtrain.store.checkpoint import begin_slots, read_shard, tensors_of
-from zmqtrain.store.holdings.dense_part import Part
-from zmqtrain.store.holdings.device_arrays import DeviceArrays
+from zmqtrain.store.holdings.dense_part import DeviceArrays, Part
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.segment import Segment
@@ -63,22 +62,23 @@ class Dense:
             else parts_of(of.size, of.state, lambda size: [slice(0, size)])
         )
         self._team = ThreadTeam(threads)
-        self._runs, self._sizes = runs_of(layout, update)
+        length = 16 * block_size(self._arrays.parameters)
+        self._runs, self._pieces, self._sizes = runs_of(layout, update, length)
         self._initial = update.initial_slots(layout.numbers)
         self.use(update)
 
     def use(self, update: Update) -> None:
         """Update by this rule from now on; its slots are those of the one before."""
-        self._update = update
-        self._is_layered = update.is_layered
+        self._update, self._is_layered = update, update.is_layered
+        own, groups = update.by_group(), {run.variable: run.group for run in self._runs}
+        self._rules = [own[groups[variable]].rule for variable in sorted(groups)]
         self._parts = [self._part(number, part) for number, part in enumerate(self._cut)]
         arrays = self._arrays
-        self._wholes = [
-            WholeVariable(update, run, arrays.parameters, arrays.slots)
-            for run in self._runs
-            if run.shape is not None
-        ]
-        self._directions = np.zeros_like(arrays.parameters) if self._wholes else None
+        seen = [run for run in self._runs if run.shape is not None]
+        self._directions = np.zeros_like(arrays.parameters[: None if seen else 0])
+        memory = arrays.parameters, arrays.slots, self._directions
+        self._wholes = [WholeVariable(update, run, *memory) for run in seen]
+        self._measured = replace(update, fused=False).bind(arrays.parameters, arrays.slots)
         self._begun: tuple[Change, list[Numbers]] | None = None
 
     def check(self, step: int) -> None:
@@ -91,11 +91,14 @@ class Dense:
 
     def begin(self, change: Change) -> None:
         if change.kind == UPDATE:
-            bound = self._parts[0].bound_for(change)
-            self._begun = change, bound.numbers(change.step)
+            bound, step = self._parts[0].bound_for(change), change.step
+            self._begun = change, bound.numbers(step)
             if self._is_layered and not change.local_steps:
-                self._measure(change)
-        self.begin_parts(range(len(self._parts)))
+                absences = self._absences(self._absent(change), step)
+                squares = self._measure(change, absences)
+                given = self._rules, squares, self._sizes, step, absences
+                self._segment.factors[:] = factors_of(*given)
+        self.begin_parts()
 
     def update(self, change: Change) -> None:
         mean, step = self._mean(change), change.step
@@ -103,15 +106,14 @@ class Dense:
         factors = self._segment.factors if is_layered else None
         given, absences = (step, factors, self._numbers(change)), self._absences_in(change)
         if is_layered and not self._is_begun(change):
-            self._measure_wholes(change, absences, self._done())
-        of_parts = self._directions if is_layered else None
+            self._measure(change, absences, self._done())
         calls = [
             partial(
                 part.bound_for(change).apply,
                 part.own(mean, change.clip),
                 *given,
                 absences,
-                None if of_parts is None else of_parts[part.where],
+                self._directions[part.where] if is_layered else None,
             )
             if part.is_trained
             else partial(part.bound.apply, part.own(mean), step)
@@ -124,10 +126,6 @@ class Dense:
         mean, begin = self._mean(change), not change.with_sum
         self._team.run([partial(part.add, part.own(mean), begin=begin) for part in self._parts])
         np.minimum.reduce(self._absent(change), out=self._segment.absent_of_sum)
-
-    def begin_settling(self) -> None:
-        """Note that no parameter is settled."""
-        self.begin_parts(range(len(self._parts)))
 
     def settle(self, target: Flat) -> None:
         """Move the trained parameters to ``target``: see :meth:`Shard.settle`."""
@@ -185,13 +183,13 @@ class Dense:
         counts = (self._segment.missed[words[VERSION] % 2] + words[RESTED]).tolist()
         return {name: counts[n] for name, n in self._layout.numbers.items() if counts[n]}
 
-    def begin_parts(self, numbers: Iterable[int]) -> None:
-        """Note that nothing of the next change of these parts is made."""
-        for number in numbers:
+    def begin_parts(self, numbers: Iterable[int] | None = None) -> None:
+        """Note that nothing of the next change of these parts, None: of all, is made."""
+        for number in range(len(self._parts)) if numbers is None else numbers:
             self._parts[number].begin()
 
     def update_parts(self, numbers: Iterable[int], change: Change) -> None:
-        """Make, or finish, an update of these parts, which is no noted change.
+        """Make, or finish, an update of these parts, which is not a noted change.
 
         The rule is not layered, and :meth:`check` has passed.
         """
@@ -235,37 +233,24 @@ class Dense:
             done[part.where][: part.done] = True
         return done
 
-    def _measure(self, change: Change) -> None:
-        """Compute the factors, which the update of every element needs."""
-        mean, absences = self._mean(change), self._absences(self._absent(change), change.step)
-        trained = [part for part in self._parts if part.is_trained]
-        found: list[list[Squares]] = [[] for _ in trained]
-
-        def measure(number: int) -> None:
-            part = trained[number]
-            found[number] = part.bound.squares(part.own(mean, change.clip), change.step, absences)
-
-        self._team.run([partial(measure, number) for number in range(len(trained))])
-        found.append(self._measure_wholes(change, absences, None))
-        squares = chain.from_iterable(found)  # in this order, however many threads there are
-        own, groups = self._update.by_group(), {run.variable: run.group for run in self._runs}
-        rules = [own[groups[variable]].rule for variable in sorted(groups)]
-        self._segment.factors[:] = factors_of(rules, squares, self._sizes, change.step, absences)
-
-    def _measure_wholes(
-        self, change: Change, absences: Absences | None, done: NDArray[np.bool_] | None
+    def _measure(
+        self, change: Change, absences: Absences | None, done: NDArray[np.bool_] | None = None
     ) -> list[Squares]:
-        """Compute the directions of the variables that a MatrixRule sees; ``done``: see there."""
-        out, mean = self._directions, self._mean(change)._replace(clip=change.clip)
-        if out is None:
-            return []
+        """Compute the directions of variables that a MatrixRule sees; return all sums of squares.
+
+        ``done``: what an interrupted update has changed, whose factors are known; None: nothing.
+        """
+        given = self._mean(change)._replace(clip=change.clip), change.step, absences
+        calls = [partial(whole.measure, *given, done) for whole in self._wholes]
+        if done is None:
+            calls += [partial(self._measured.squares, piece, *given) for piece in self._pieces]
         found: dict[int, Squares] = {}
 
-        def measure(whole: WholeVariable) -> None:
-            found[whole.number] = whole.measure(mean, change.step, absences, out, done)
+        def measure(number: int) -> None:
+            found[number] = calls[number]()
 
-        self._team.run([partial(measure, whole) for whole in self._wholes])
-        return list(found.values())
+        self._team.run([partial(measure, number) for number in range(len(calls))])
+        return [found[number] for number in sorted(found)]  # however many threads there are
 
     def _absent(self, change: Change) -> list[NDArray[np.uint8]]:
         """Return ABSENT of each gradient of a change, and of the sum if that is part of it."""
@@ -275,7 +260,7 @@ class Dense:
     def _absences(self, absent: Sequence[NDArray[np.uint8]], step: int) -> Absences | None:
         """Count the variables without a gradient in update ``step``; None if there never were any.
 
-        ``absent``: of all gradients. The counts before stay, for a repair counts again.
+        ``absent``: marks of all gradients. Former counts stay, because a repair counts again.
         """
         segment, rested = self._segment, self._segment.words[RESTED]
         if not absent[0].item(0) and not segment.words[MISSED] and not rested:
@@ -307,14 +292,16 @@ class Dense:
         return Mean.weighted(gradients, change.weight / change.unit, weights)
 
 
-def runs_of(layout: ShardLayout, update: Update) -> tuple[Runs, list[int]]:
-    """Return the runs of the shard's trained variables, and how many elements each has.
+def runs_of(layout: ShardLayout, update: Update, length: int) -> tuple[Runs, Runs, list[int]]:
+    """Return the runs of the shard's trained variables, pieces, and the variables' sizes.
 
-    The zeros between two slices go with the first; they are not counted.
+    The zeros between two slices go with the first run, and are not counted. Pieces, of up to
+    ``length`` elements, are of variables whose squares are added up. They depend on the variable
+    alone, so that all shards that hold it have the same sums.
     """
     sizes = [0] * len(layout.numbers)
     rules = [each.rule for each in update.by_group()]
-    runs: list[Run] = []
+    runs, pieces = list[Run](), list[Run]()
     for cut, start, stop in layout.runs:
         if cut.variable.kind == "trained":
             number = layout.numbers[cut.variable.name]
@@ -323,4 +310,6 @@ def runs_of(layout: ShardLayout, update: Update) -> tuple[Runs, list[int]]:
             rule = rules[group]
             is_seen = isinstance(rule, MatrixRule) and rule.sees(shape)
             runs.append(Run(slice(start, stop), number, group, shape if is_seen else None))
-    return runs, sizes
+            if isinstance(rule, LayerRule) and not is_seen:
+                pieces += [Run(at, number, group) for at in blocks(start + cut.size, length, start)]
+    return runs, pieces, sizes

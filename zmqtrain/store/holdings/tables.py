@@ -31,8 +31,8 @@ from zmqtrain.store.changes import UPDATE, Change
 from zmqtrain.store.held_table import HeldTable, TableUpdate
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import Manifest
-from zmqtrain.store.row_sum import Contributed, RowSum
-from zmqtrain.store.row_training import Training, train
+from zmqtrain.store.row_buffer import Contributed, RowSum
+from zmqtrain.store.row_code import Training, train
 from zmqtrain.store.table_checkpoint import FrozenTable, read_table
 from zmqtrain.store.table_layout import BLOCK_ROWS, DONE, LINE, READY, position, position_of
 from zmqtrain.store.table_memory import TableMemory
@@ -41,7 +41,7 @@ from zmqtrain.store.table_memory import TableMemory
 class Tables:
     """All tables of a shard. It is a Holding.
 
-    ``updates``: of each table, with the shard's ``clip_norm``. ``place``: the rows that it holds.
+    ``updates``: one for each table, with the shard's ``clip_norm``. ``place``: the rows held.
     ``workspace``, ``numbers``: where it changes the tables of these numbers, while other tasks
     change the rest; None: all. ``ahead``: number of further gradients for whose new rows each
     change makes room, as long as there is memory.
@@ -66,7 +66,7 @@ class Tables:
         self._numbers = range(len(updates)) if numbers is None else numbers
         self._ahead = ahead
         self._progress = memory.words[LINE * (1 + workspace) :][:LINE]
-        self._progress_at = arena.address + layout.words_at + 8 * LINE * (1 + workspace)
+        self._progress_at = arena.address + layout.words.start + 8 * LINE * (1 + workspace)
         workspace_at = layout.scratch_at + workspace * layout.workspace_nbytes
         arena.reserve(workspace_at, layout.workspace_nbytes)
         self._scratch_places = arena.ints(workspace_at, BLOCK_ROWS)
@@ -75,7 +75,7 @@ class Tables:
             HeldTable(layout.tables[number], update, memory, scratch)
             for number, update in enumerate(updates)
         ]
-        self._sum = RowSum(memory)
+        self._sum = RowSum(arena, memory.words, layout)
         self._of: tuple[Change, list[TableUpdate]] | None = None
         self._prepared_for: Change | None = None
 

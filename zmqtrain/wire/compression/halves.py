@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.compute.arrays import Flat
-from zmqtrain.compute.blocks import BLOCK_SIZE, blocks
+from zmqtrain.compute.arrays import BLOCK_SIZE, Flat, blocks
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.compression.base import received
 

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from zmqtrain.compute.arrays import Flat
-from zmqtrain.compute.blocks import BLOCK_SIZE, blocks
+from zmqtrain.compute.arrays import BLOCK_SIZE, Flat, blocks
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.compression.base import Compression, received

@@ -14,9 +14,7 @@ from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.compression.base import received
 
-MAX_RATIO = 0.5
-"""Beyond it more bytes would be sent than without compression."""
-
+MAX_RATIO = 0.5  # beyond it more bytes would be sent than without compression
 _STRIDE = 61  # of the sample; prime, so that it does not keep to the columns of a matrix
 _MARGIN = 8  # elements of the sample
 

@@ -1,17 +1,27 @@
-"""Commands whose ``--help`` fits a screen: two examples first, then the usual options.
+"""Commands: their help, options that are numbers of seconds, and how one is run.
 
-``--help-all`` shows every example and option, in full. Both are made from the docstring, whose
-block of examples comes last, and from the options.
+``--help`` fits a screen: two examples first, then the usual options. ``--help-all`` shows every
+example and option, in full. Both are made from the docstring, whose block of examples comes last,
+and from the options.
 """
 
 from __future__ import annotations
 
+import errno
+import math
+import os
 import re
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Sequence
 from inspect import cleandoc
 from typing import Any
 
 import click
+
+from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.hints import host_error
+from zmqtrain.texts import printable_lines
 
 ALL = "zmqtrain.help_all"
 """Key of a context's ``meta`` under which ``--help-all`` is noted."""
@@ -105,3 +115,77 @@ HELP_ALL = click.Option(
     callback=_show_all,
     help="Show everything, and exit.",
 )
+
+
+class FiniteRange(click.FloatRange):
+    """``click.FloatRange`` without NaN and infinity."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+def seconds_option(
+    name: str, default: float, help: str, envvar: str | None = None
+) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """Return an option that takes a positive number of seconds."""
+    return click.option(
+        name,
+        type=FiniteRange(0, min_open=True),
+        default=default,
+        metavar="NUMBER",
+        show_default=True,
+        envvar=envvar,
+        show_envvar=True,
+        help=help,
+    )
+
+
+def invoke(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run ``command``; return the exit code, see :class:`zmqtrain.errors.ExitCode`.
+
+    An error that a user can correct becomes one line; a bug keeps its traceback.
+    """
+    if os.getpid() == 1:  # of a container: the kernel would keep SIGTERM from it
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.TERMINATED))
+    _open_standard_files()
+    try:
+        code = command.main(arguments, prog_name=name, standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return ExitCode.USAGE
+    except click.Abort:
+        click.echo("error: stopped by Ctrl-C", err=True)
+        return ExitCode.INTERRUPTED
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            return _refused(host_error(error) or error)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+        click.echo(f"error: the output cannot be written: {error.strerror}", err=True)
+        return ExitCode.CRASH
+    except Exception as error:
+        return _refused(host_error(error) or error)
+    return int(code or ExitCode.OK)
+
+
+def _refused(error: Exception) -> int:
+    """Show an error that a user can correct, and return its exit code; raise a bug."""
+    if not isinstance(error, ZmqTrainError):
+        raise error
+    click.echo(f"error: {printable_lines(str(error))}", err=True)
+    return error.exit_code
+
+
+def _open_standard_files() -> None:
+    """Open stdin, stdout and stderr if they are closed; a socket could get their numbers."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", closefd=False))
