@@ -162,6 +162,7 @@ class ShardRows(RowSource):
         try:
             if self._is_closed:
                 future.cancel()
+                raise CancelledError
             future.result()
         except CancelledError:
             raise FencedError("this task ends, and reads no more rows") from None
