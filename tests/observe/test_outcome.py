@@ -57,30 +57,33 @@ def test_outcome_of_the_run_before_is_forgotten_when_a_run_begins(
 
 
 @pytest.mark.parametrize(
-    ("error", "may_go_on", "code"),
+    ("error", "has_ended", "code"),
     [
         (ConfigError("no"), True, 2),
         (CheckpointError("no"), True, 74),
-        (PeerLostError("no"), True, None),
         (PeerLostError("no"), False, 138),
+        (PeerLostError("no"), True, 0),
         (MemoryError("no"), True, 2),
         (ValueError("no"), True, 1),
     ],
 )
-def test_error_is_recorded_unless_a_restart_may_help(
-    error: Exception, may_go_on: bool, code: int | None, tmp_path: Path
+def test_error_is_recorded_unless_a_restart_may_help_and_the_job_had_ended(
+    error: Exception, has_ended: bool, code: int, tmp_path: Path
 ) -> None:
-    file = tmp_path / "termination-log"
-    (tmp_path / FILE).write_text("of the run before")
+    before = Outcome("job.py", "no step is left", 0, 1.5).text() if has_ended else "of another"
+    files = tmp_path / "termination-log", tmp_path / FILE
+    for path in files:
+        path.write_text(before)
     with (
         pytest.raises(type(error)),
-        recorded("job.py", str(tmp_path), str(file), lambda: None, may_go_on=may_go_on),
+        recorded("job.py", str(tmp_path), str(files[0]), lambda: None),
     ):
         raise error
-    for path in (tmp_path / FILE, file):
-        found = outcome_in(path.read_text()) if path.exists() else None
-        assert (None if found is None else found.exit_code) == code
-        assert found is None or found.ended.removeprefix("a bug: ValueError: ").startswith("no")
+    for path in files:
+        found = outcome_in(path.read_text())
+        assert found is not None
+        assert found.exit_code == code
+        assert found.ended.removeprefix("a bug: ValueError: ").startswith("no")
 
 
 def test_full_logdir_keeps_no_outcome_from_the_engine(

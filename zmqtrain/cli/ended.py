@@ -22,8 +22,7 @@ from zmqtrain.clusters.submitted import (
     log_of,
 )
 from zmqtrain.errors import CheckpointError, ConfigError, ExitCode, ZmqTrainError
-from zmqtrain.files import read_file
-from zmqtrain.observe.outcome import FILE, STOPPED_BY, Outcome, outcome_in
+from zmqtrain.observe.outcome import FILE, STOPPED_BY, Outcome, outcome_in, read_outcome
 from zmqtrain.store.logdir import checkpoints
 from zmqtrain.units import measure_text, measures_text
 
@@ -149,10 +148,10 @@ def state_of(job: Submitted) -> str:
 def _outcome_of(job: Submitted) -> Outcome | None:
     if job.stopped_at:
         return outcome_in(job.outcome)
-    if (outcome := outcome_in(engine_of(job).outcome(job))) is not None:
-        return outcome
-    outcome = outcome_in_logdir(job.logdir)  # perhaps of an earlier job that had this logdir
-    return outcome if outcome is not None and outcome.at >= job.submitted_at else None
+    told, written = outcome_in(engine_of(job).outcome(job)), outcome_in_logdir(job.logdir)
+    if written is None or written.at < job.submitted_at:  # of an earlier job with this logdir
+        return told
+    return written if told is None or told.at < written.at else told  # there may be later chiefs
 
 
 def ended_in(logdir: str) -> EndedJob:
@@ -213,9 +212,7 @@ def left_outcome(job: Submitted, known: Outcome) -> Outcome:
 
 def outcome_in_logdir(logdir: str) -> Outcome | None:
     """Return how the last run with this logdir ended, None if that is not known."""
-    with contextlib.suppress(OSError):
-        return outcome_in(read_file(Path(logdir, FILE))) if logdir else None
-    return None
+    return read_outcome(Path(logdir, FILE)) if logdir else None
 
 
 def _newest(logdir: str) -> str:

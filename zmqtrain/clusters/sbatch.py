@@ -17,6 +17,7 @@ from zmqtrain.clusters.submitted import ENDED, TAKEN, Submitted, TakenError, dir
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ConfigError, NotRunningError, OccupiedError, PeerLostError, RefusedError
 from zmqtrain.files import read_file
+from zmqtrain.observe.outcome import outcome_in
 
 _TOO_MUCH = r"configuration is not available|generic resource|[Mm]emory specification can ?not be"
 _AWAY = (
@@ -139,7 +140,8 @@ class Slurm(Engine):
             if part.state != "RUNNING"
         ]
         is_gone = listed and job.leader not in (part.task for part in parts)
-        if is_gone and not self.outcome(job):  # a job that has ended is listed while it completes
+        ended = outcome_in(self.outcome(job))  # a job that has ended is listed while it completes
+        if is_gone and (ended is None or ended.exit_code == PeerLostError.exit_code):
             found.append(Reason(str(job.leader), UNLISTED.format(job.name)))
         return found
 

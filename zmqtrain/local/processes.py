@@ -137,9 +137,7 @@ async def run_processes(
         stack.callback(transport.close)
         stack.enter_context(claimed(job.logdir))
         chief = chief_among(actors_of(config, plan, lambda _: transport, on_progress))
-        stack.enter_context(
-            recorded(reference, job.logdir, None, lambda: chief.summary, may_go_on=False)
-        )
+        stack.enter_context(recorded(reference, job.logdir, None, lambda: chief.summary))
         forget(job.logdir)
         _serve_health(chief, config, cluster.metrics_port, stack)
         this = asyncio.current_task()

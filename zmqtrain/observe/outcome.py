@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from zmqtrain.errors import RETRYABLE, ExitCode, ZmqTrainError
-from zmqtrain.files import open_file, replace_file
+from zmqtrain.files import open_file, read_file, replace_file
 from zmqtrain.hints import host_error
 from zmqtrain.metrics import numbers
 from zmqtrain.observe.summary import Summary, as_json
@@ -77,33 +77,35 @@ def outcome_in(text: str | bytes) -> Outcome | None:
         return None
 
 
+def read_outcome(path: Path) -> Outcome | None:
+    """Return the outcome that a file holds, None if it holds none or cannot be read."""
+    with contextlib.suppress(OSError):
+        return outcome_in(read_file(path))
+    return None
+
+
 @contextlib.contextmanager
 def recorded(
-    job: str,
-    logdir: str | None,
-    file: str | None,
-    summary: Callable[[], Summary | None],
-    *,
-    may_go_on: bool = True,
+    job: str, logdir: str | None, file: str | None, summary: Callable[[], Summary | None]
 ) -> Iterator[None]:
-    """Write how the run of the block ends, unless a restart of the chief may go on with it.
+    """Write how the run of the block ends: by its summary, or by an error without one.
 
     ``file``: another one beside that of the ``logdir``. ``summary`` returns that of the run, None
-    if there is none. ``may_go_on=False``: nothing restarts the chief.
+    if there is none. An error after which a restart may help replaces no outcome: a chief that is
+    started again after the end of the job finds no other task.
     """
-    outcome: Outcome | None = None
+    outcome, is_final = None, True
     try:
         yield
     except Exception as error:
         text, code = _reason(error)
-        if code < RETRYABLE or not may_go_on:
-            outcome = Outcome(job, text, code, time.time())
+        outcome, is_final = Outcome(job, text, code, time.time()), code < RETRYABLE
         raise
     finally:
         if (found := summary()) is not None:
-            outcome = Outcome.of(found)
+            outcome, is_final = Outcome.of(found), True
         if outcome is not None:
-            _write(outcome, logdir, file)
+            _write(outcome, logdir, file, replaces=is_final)
 
 
 def record_failure(trained: Summary, logdir: str | None, error: Exception) -> None:
@@ -121,12 +123,12 @@ def _reason(error: Exception) -> tuple[str, int]:
     return f"{kind}{type(error).__name__}: {error}", int(ExitCode.CRASH)
 
 
-def _write(outcome: Outcome, logdir: str | None, file: str | None) -> None:
+def _write(outcome: Outcome, logdir: str | None, file: str | None, replaces: bool = True) -> None:
     content = outcome.text().encode()
     own = Path(logdir, FILE) if logdir else None
     for path, write in ((own, _write_own), (file, _write_in_place)):
         try:
-            if path is not None:
+            if path is not None and (replaces or read_outcome(Path(path)) is None):
                 write(Path(path), content)
         except OSError as error:
             log.warning("zmqtrain status cannot show how the job ended: %s", error)
