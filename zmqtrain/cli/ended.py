@@ -48,7 +48,8 @@ class EndedJob:
 
     ``state``: a word or two. ``outcome``: None if the chief wrote none. ``newest``: the newest
     checkpoint in the logdir, as far as this host can read it. ``log``: the command that shows its
-    log, "" if there is none. ``again``: how it goes on, as a part of a sentence.
+    log, "" if there is none. ``again``: how it goes on, as a part of a sentence. ``title``: what
+    people read as its name; without one it may not be the run that somebody just started.
     """
 
     name: str
@@ -57,6 +58,7 @@ class EndedJob:
     newest: str
     log: str
     again: str
+    title: str
 
     @property
     def reason(self) -> str:
@@ -94,7 +96,7 @@ class EndedJob:
     def fact(self) -> str:
         step = None if self.outcome is None else self.outcome.step
         at = "" if step is None else f" at step {step}"
-        return f"{self.name} is over ({self.state}{at}): {self.reason}"
+        return f"{self.title} is over ({self.state}{at}): {self.reason}"
 
     def sentence(self) -> str:
         return f"{self.fact}; {self.remedy}"
@@ -126,7 +128,8 @@ def ended_job(job: Submitted) -> EndedJob | None:
         again = "apply its manifests again"
     if state == COMPLETED and not job.stopped_at:
         again = f"zmqtrain stop {job.name} removes it from its engine"
-    ended = EndedJob(job.name, state, _outcome_of(job), _newest(job.logdir), log, again)
+    outcome, newest = _outcome_of(job), _newest(job.logdir)
+    ended = EndedJob(job.name, state, outcome, newest, log, again, job.name)
     if state == COMPLETED or not ended.checkpoint:
         return ended
     return replace(ended, again=f"{again}, and it goes on from its checkpoint")
@@ -170,7 +173,7 @@ def ended_in(logdir: str) -> EndedJob:
         again = "nothing was saved: start it again, perhaps with a shorter --save-secs"
     if (state := _state_after(outcome)) == COMPLETED:
         again = f"zmqtrain export {logdir} --to FILE writes its weights"
-    return EndedJob(logdir, state, outcome, newest, "", again)
+    return EndedJob(logdir, state, outcome, newest, "", again, f"the last run in {logdir}")
 
 
 def with_ending(record: dict[str, Any], logdir: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def status_view(view: JobView, title: str) -> RenderableType:
 
 
 def show_ended(job: EndedJob, *, as_json: bool) -> None:
-    view = Group(cell(job.name, "bold"), _grid(job.figures(), failed=job.state == FAILED))
+    view = Group(cell(job.title, "bold"), _grid(job.figures(), failed=job.state == FAILED))
     show_result(job.json(), view, as_json=as_json)
 
 
