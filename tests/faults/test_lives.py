@@ -47,7 +47,7 @@ def test_ps_numbers_a_new_life_above_the_last_one_known_from(lane: str) -> None:
 def test_chief_begins_again_when_its_first_begin_comes_to_nothing() -> None:
     """As when a ps has a new life that the chief has not joined."""
     trace = run(ps=1, steps=4, rules=(refuse(Initialize, 1),))
-    assert trace.of("chief 0 says: ps 0: chief 0 .*has not joined; joining again")
+    assert trace.of("chief 0 says: .*ps.* has restarted; the chief is joining again")
     assert trace.of("chief 0 ended: exit code 0")
 
 
@@ -129,7 +129,7 @@ def test_chief_stopped_while_it_joins_again_does_not_wait_for_missing_ps() -> No
         Fault(2.0, "interrupt"),
     )
     told = trace_of(calm(steps=40, faults=faults)).of(
-        "chief 0 .*has not joined; joining again|chief 0 ended|ps 1 starts"
+        "the chief is joining again|chief 0 ended|ps 1 starts"
     )
     assert [re.search("joining|exit code 130|starts", line)[0] for line in told[1:4]] == [
         "joining",

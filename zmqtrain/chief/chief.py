@@ -141,7 +141,9 @@ class Chief(JobActor):
                 again = True
                 return await self._run_generation()
             except FencedError as error:
-                log.warning("%s; joining again", error)
+                names = " and ".join(link.peer for link in cluster.links if link.fenced) or "a ps"
+                log.info("%s has restarted; the chief is joining again", names)
+                log.debug("%s", error)
 
     async def _stop_early(self) -> int:
         """Leave the job, or end it if it has not begun: tasks that know this chief may wait for it.
