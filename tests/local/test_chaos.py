@@ -186,18 +186,22 @@ def test_task_without_a_restart_left_is_not_killed(
     assert ["no restart left" in text for text in report.skipped] == [True] * (not is_done)
 
 
-def test_late_act_is_shown_with_its_own_time(job: Job) -> None:
-    """The job may not answer when the act is due."""
+def test_late_acts_keep_their_distance_and_are_shown_with_their_own_time(job: Job) -> None:
+    """The job may not answer when they are due."""
     asked = itertools.count()
 
     def late() -> Status:
         if next(asked) == 1:
-            time.sleep(0.3)
+            time.sleep(0.6)
         return job.status()
 
     shown: list[str] = []
-    Chaos(late, shown.append).run(1, [replace(KILL, at_s=0.1)], 0.1)
-    assert float(shown[0].split(" s ")[0]) >= 0.3
+    acts = [Act(at_s, "pause", "worker", 0, 0.05) for at_s in (0.1, 0.4)]
+    report = Chaos(late, shown.append).run(1, acts, 0.1)
+    first, second = (float(line.split(" s ")[0]) for line in shown)
+    assert first >= 0.6
+    assert second - first > 0.15
+    assert "2 of 2 planned faults made" in text_of(chaos_view(report))
 
 
 @pytest.mark.parametrize("role", ["chief", "ps"])

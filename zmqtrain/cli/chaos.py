@@ -45,7 +45,7 @@ def chaos_command(
     as in the Procfile, or Kubernetes. The chief of zmqtrain run is not killed, because all other
     tasks would end with it, nor is a task of zmqtrain run that has no restart left. A pause stops a
     process as a debugger does. The schedule depends only on the seed and on the size of the
-    cluster.
+    cluster; it stands still while the job does not answer for half a second.
 
     \b
     Examples:
@@ -89,7 +89,9 @@ def chaos_view(report: Report) -> RenderableType:
     ]
     silence = duration(report.longest_silence_s)
     lines = [cell(text, "dim") for text in report.skipped]
-    lines.append(cell(f"{report.steps} steps meanwhile; longest silence of the job: {silence}"))
+    made = f"{len(report.done)} of {counted(report.planned, 'planned fault')} made"
+    text = f"{made}; {report.steps} steps meanwhile; longest silence of the job: {silence}"
+    lines.append(cell(text))
     if report.ended:
         lines.append(cell(f"the job ended: {report.ended}"))
     return Group(Text(), table(*headings, rows=rows, right=["faults", "back"]), *lines)

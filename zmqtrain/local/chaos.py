@@ -25,6 +25,7 @@ from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 from zmqtrain.protocol.status import Status, TaskStatus
 
 POLL_S = 0.1
+LATE_S = 0.5  # a longer silence of the job does not count in the time of the schedule
 MAX_ACTS = 1_000_000  # all are planned before the first is carried out
 
 JITTER = 0.2  # of an interval, longer or shorter
@@ -100,6 +101,7 @@ class Report:
     """The result of a schedule."""
 
     seed: int
+    planned: int = 0  # number of acts of the schedule
     done: list[CarriedOut] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)  # acts that were not carried out, and why
     steps: int = 0  # made by the job meanwhile
@@ -132,6 +134,7 @@ class Chaos:
         self._ask, self._show, self._spent = ask, show, spent
         self._back_s = back_s
         self._paused: list[tuple[float, int]] = []  # (end of the pause, pid)
+        self._late_s = 0.0  # how long the schedule has stood still
 
     def run(self, seed: int, acts: Sequence[Act], seconds: float) -> Report:
         """Carry out the acts, then wait until all tasks are back, or the job is gone.
@@ -139,20 +142,21 @@ class Chaos:
         Raises:
             PeerLostError: the job did not answer even before the first act.
         """
-        report = Report(seed)
+        report = Report(seed, len(acts))
         first = self._status(report)
-        began, pending = time.monotonic(), list(acts)
+        began, pending, self._late_s = time.monotonic(), list(acts), 0.0
         try:
             while not report.ended:
                 now = time.monotonic()
                 self._resume(now)
                 status = self._status(report)
                 self._note_returns(report, status)
+                passed_s = now - began - self._late_s
                 report.steps = status.step - first.step
                 report.ended = status.stop or status.failure
-                while pending and now - began >= pending[0].at_s and not report.ended:
+                while pending and passed_s >= pending[0].at_s and not report.ended:
                     self._do(pending.pop(0), status, report, began)
-                if now - began >= seconds and not pending and self._is_settled(report, now):
+                if passed_s >= seconds and not pending and self._is_settled(report, now):
                     break
                 time.sleep(POLL_S)
         except PeerLostError as error:
@@ -180,6 +184,7 @@ class Chaos:
             else:
                 silence_s = time.monotonic() - began
                 report.longest_silence_s = max(report.longest_silence_s, silence_s)
+                self._late_s += silence_s if silence_s > LATE_S else 0.0
                 return status
 
     def _do(self, act: Act, status: Status, report: Report, began: float) -> None:
