@@ -74,7 +74,7 @@ AVERAGE = (
         ("model", None, MODEL),
         ("data", [1, 2], "data is [1, 2]; the examples are int; expected arrays"),
         ("policy", "hog" * 40, "policy is 'hoghog"),
-        ("data", [object()], "data is of type list; the examples are object; expected arrays"),
+        ("data", [object()], "not valid: data: the examples are object; expected arrays"),
         ("data", ((1,), (2,)), "evaluation set are zmqtrain.data.Arrays(train, evaluation)"),
         ("data", (np.ones(3), np.ones(2)), "expected at least one array, all with the same"),
         ("optimizer", "sgd", "not a Rule: it needs the methods slots, update"),

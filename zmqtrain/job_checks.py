@@ -312,4 +312,7 @@ def _sentence(mistake: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
     text = expectation(mistake)
     if f"{name} {mistake['input']!r}" in text:
         return text
-    return f"{name} is {in_short(mistake['input'])}; {text}"
+    given = in_short(mistake["input"])
+    if given.startswith("of type ") and text.startswith("the examples are "):
+        return f"{name}: {text}"  # which names the type
+    return f"{name} is {given}; {text}"
