@@ -298,7 +298,7 @@ def _checks(
         checks += _counted(checkpoint, steps, per_step)
     else:
         checks.append(Check("the last checkpoint is there", False, str(checkpoint)))
-    accuracy = re.search(r"test accuracy ([\d.]+)", output)
+    accuracy = re.search(r"evaluation accuracy ([\d.]+)", output)
     reached = float(accuracy[1]) if accuracy else 0.0
     undisturbed = _undisturbed(steps, stage)
     near = reached > undisturbed - MAY_DIFFER

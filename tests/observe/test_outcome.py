@@ -15,6 +15,7 @@ from zmqtrain.data import NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, PeerLostError
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.outcome import FILE, Outcome, outcome_in, recorded
+from zmqtrain.observe.summary import told_end
 from zmqtrain.optim import SGD
 
 
@@ -34,6 +35,10 @@ def test_run_leaves_its_outcome_in_the_logdir(tmp_path: Path) -> None:
     assert (outcome.exit_code, outcome.step, outcome.ended) == (0, 5, "step 5 of 5 is done")
     assert outcome.checkpoint == summary.checkpoint
     assert outcome.measures["loss"] == pytest.approx(summary.loss)
+    assert (
+        told_end("stopped", summary.told()) == f"stopped at step 5; checkpoint {summary.checkpoint}"
+    )
+    assert "exit_code=0" in repr(summary)
 
 
 @pytest.mark.parametrize("options", [{}, {"workers": 2}, {"workers": 2, "ps": 0}])

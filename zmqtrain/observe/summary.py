@@ -142,7 +142,7 @@ class Summary:
 
     def lines(self) -> list[str]:
         """Return the figures for a person."""
-        names = {"loss": "final loss", "accuracy": "test accuracy"}
+        names = {"loss": "final loss", "accuracy": "evaluation accuracy"}
         found = numbers(self.measures).items()
         measured = measures_text({names.get(name, name): value for name, value in found})
         rate = f"{self.steps_per_second:.0f} steps/s"
@@ -181,6 +181,15 @@ class Summary:
         last = numbers(self.evaluations[-1])
         step = last.pop("step")
         return f"last evaluation at step {step:.0f}: {measures_text(last)}"
+
+
+def told_end(reason: str, told: str) -> str:
+    """Return the end of a job with the figures of :meth:`Summary.told`; "" if there are none."""
+    if not told:
+        return reason
+    fields = json.loads(told)
+    saved = f"checkpoint {fields['checkpoint']}" if fields["checkpoint"] else "nothing was saved"
+    return f"{reason} at step {fields['global_step']}; {saved}"
 
 
 def parameters_sha256(parameters: Mapping[str, Any]) -> str:

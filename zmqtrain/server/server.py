@@ -26,6 +26,7 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.peers import PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import GroupOverError, PeerLostError
+from zmqtrain.observe.summary import told_end
 from zmqtrain.planning.plan import Plan
 from zmqtrain.protocol.status import TaskStatus
 from zmqtrain.server.chief_watch import ChiefWatch
@@ -87,7 +88,8 @@ class ParameterServer(JobActor):
             self.metrics.role_state.set("training")
         self.spawn(self._watch())
         await self.stopping.wait()
-        self._decider.ended(self.end.reason if self.end else f"{self.task} ends")
+        end = self.end
+        self._decider.ended(told_end(end.reason, end.summary) if end else f"{self.task} ends")
         return await self._farewell()
 
     async def _watch(self) -> None:
