@@ -172,7 +172,7 @@ class Conductor:
         final = await self._conducted.status()
         self._on_progress(final)
         self.record.take(final, saved=self._saver.last_step, ended=ended)
-        await self.record.save(self._job.logdir)
+        await self.record.save()
         fields |= {"exit_code": int(code), "ended": ended, "measures": measures}
         return await self._summary(final, chosen, fields)
 
