@@ -140,7 +140,12 @@ NO_TLS = "--role ps --metrics-cert /none --metrics-key /none"
         ),
         (WITHOUT_PS, MIRRORED, OK, ["worker 1 of a cluster with 2 workers", "25003 will not be"]),
         (WITHOUT_PS, f"{MIRRORED} --workers 3", WRONG, ["is 3, but TF_CONFIG lists 2"]),
-        (PS_THAT_NOBODY_STARTED, "--reach", WRONG, [MIRRORED]),
+        (
+            PS_THAT_NOBODY_STARTED,
+            "--reach",
+            WRONG,
+            ["(or ZMQTRAIN_STRATEGY) multi-worker-mirrored"],
+        ),
         (TWO_PS, "", OK, ["worker 0 of a cluster with 2 ps", "role by TF_CONFIG, its index by TF"]),
         (OF_HONCHO, "", OK, ["this is chief 0"]),
         (

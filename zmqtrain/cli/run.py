@@ -87,7 +87,6 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     if is_debugged:
         sys.breakpointhook = lambda *_, **__: None  # of the chief, which has no terminal
 
-    @script.process_restored()
     def train(job: Job) -> Summary:
         planned = _planned(cluster, job, flags)
         limit_threads(planned.threads)

@@ -115,7 +115,6 @@ def run(task: ScriptTask, reference: str) -> int:
 def run_fit(train: TrainFit, reference: str, overrides: Mapping[str, Any]) -> int:
     """Run a script whose ``Trainer.fit`` calls ``train``; return the exit code.
 
-    ``train`` restores what it changes of the process, see :func:`process_restored`.
     ``overrides``: options of its job, whose logdir records a failure after fit, too.
 
     Raises:
@@ -129,7 +128,8 @@ def run_fit(train: TrainFit, reference: str, overrides: Mapping[str, Any]) -> in
         def fit(job: Job) -> Summary:
             before_fit.close()
             job = job.with_overrides(**overrides)
-            summary = train(job)
+            with process_restored():
+                summary = train(job)
             if summary.exit_code == ExitCode.OK:
                 trained.append((summary, job.logdir))
             return summary
