@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -59,6 +60,18 @@ class Experts(nn.Module):
 
     def optimizers(self) -> list[Any]:
         return [torch.optim.AdamW(self.parameters(), 0.1)]
+
+
+class Cycled(Experts):
+    """Their momentum follows a schedule, too, which goes on while they have no gradient."""
+
+    schedule = partial(torch.optim.lr_scheduler.CyclicLR, base_lr=0.01, max_lr=0.1, step_size_up=4)
+    options: ClassVar[Any] = {
+        "optimizer": lambda _, net: [(each, net.schedule(each)) for each in net.optimizers()]
+    }
+
+    def optimizers(self) -> list[Any]:
+        return [torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)]
 
 
 class Factored(Experts):
@@ -152,7 +165,8 @@ def by_torch(build: Any, workers: int = 1) -> dict[str, Any]:
     torch.manual_seed(0)
     net, plan = build(), BatchPlan(len(X), BATCH_SIZE, seed=0)
     optimizers = net.optimizers()
-    schedules = [torch.optim.lr_scheduler.ExponentialLR(o, build.decay) for o in optimizers]
+    decaying = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=build.decay)
+    schedules = [getattr(build, "schedule", decaying)(each) for each in optimizers]
     for step in range(STEPS):
         every = []
         for number in range(step * workers, (step + 1) * workers):
@@ -193,7 +207,7 @@ FORMS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
         *product([Experts], FORMS),
         *product([Players], ["2 ps", "board"]),
         *product([Factored], ["one process", "2 ps"]),
-        *product([Heads, Gan, Tuned], ["one process"]),
+        *product([Heads, Cycled, Gan, Tuned], ["one process"]),
     ],
 )
 def test_parameters_are_those_of_torchs_own_loop(build: Any, kind: str) -> None:

@@ -1,17 +1,23 @@
 """The variables in the memory that an update changes: their runs, and those without a gradient.
 
 The latter keep their values, slots and averages. As in torch.optim, corrections of moments count a
-variable's updates, rates the steps of the job.
+variable's updates, while rates and momenta follow the steps of the job.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
-from zmqtrain.optim.schedules import has_rate, rate_at
+from zmqtrain.optim.schedules import has_rate, momentum_at, rate_at
+
+_SCHEDULED: dict[str, Callable[..., float]] = {
+    "learning_rate": rate_at,
+    "momentum": momentum_at,
+    "beta1": momentum_at,
+}
 
 
 class Run(NamedTuple):
@@ -60,7 +66,10 @@ class Absences(NamedTuple):
 
 
 def own_count(rule: Any, step: int, missed: int) -> tuple[Any, int]:
-    """Return the rule with the rate of this step, and how many updates a variable has had."""
+    """Return the rule with rate and momentum of this step, and a variable's number of updates."""
     if missed and has_rate(rule):
-        rule = replace(rule, learning_rate=rate_at(rule.learning_rate, step))
+        names = [name for name in _SCHEDULED if callable(getattr(rule, name, None))]
+        rule = replace(
+            rule, **{name: _SCHEDULED[name](getattr(rule, name), step) for name in names}
+        )
     return rule, step - missed
