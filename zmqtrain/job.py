@@ -238,7 +238,8 @@ class Job(BaseModel):
         None,
         validate_default=True,
         description="initial values of variables, instead of the model's own: arrays by name "
-        "(trained, state and frozen), or a .safetensors, .npz or .weights.h5 file",
+        "(trained, state, frozen, and tables of N rows), or a .safetensors, .npz or .weights.h5 "
+        "file",
     )
     initial_strict: bool = Field(True)  # no flag: ``initial`` must have exactly the model's names
     class_weight: dict[int, Annotated[float, Field(ge=0)]] | None = None  # no flag; None: all alike
@@ -401,7 +402,7 @@ class Job(BaseModel):
             ConfigError: see :func:`tables_of`.
         """
         if self._tables is None:
-            self._tables = tables_of(self.model, self.seed, self.tables)
+            self._tables = tables_of(self.model, self.seed, self.tables, self.initial)
         return self._tables
 
     @property

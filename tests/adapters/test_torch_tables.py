@@ -27,7 +27,7 @@ from zmqtrain.adapters.torch import TorchModel, load_state_dict  # noqa: E402
 from zmqtrain.adapters.torch_tables import TableEmbedding, TableWeight  # noqa: E402
 from zmqtrain.callbacks import Callback, ModelCheckpoint  # noqa: E402
 from zmqtrain.data import Arrays  # noqa: E402
-from zmqtrain.errors import ConfigError, DataError, RunFailedError  # noqa: E402
+from zmqtrain.errors import CheckpointError, ConfigError, DataError, RunFailedError  # noqa: E402
 from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.models.rows import TableReader, readers_of  # noqa: E402
 from zmqtrain.models.tables import Normal, Table, Uniform  # noqa: E402
@@ -481,7 +481,10 @@ def whole(parameters: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}, {"clip_norm_each": 0.5}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"clip_norm": 0.5}, {"clip_norm_each": 0.5}, {"initial": Net(both).state_dict()}],
+)
 def test_training_has_the_bits_of_dense_weights(
     rule: str, options: dict[str, Any], one_thread: None
 ) -> None:
@@ -599,3 +602,16 @@ def test_tables_of_a_logdir_are_loaded_into_a_module(tmp_path: Path) -> None:
     load_state_dict(net, tmp_path)
     found = net(torch.from_numpy(X)).detach()
     np.testing.assert_allclose(found, trainer.predict(X), 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("is_frozen_first", [False, True])
+def test_table_that_is_frozen_is_another_variable(is_frozen_first: bool, tmp_path: Path) -> None:
+    def frozen() -> nn.Module:
+        net = Net(both, sparse=True)
+        net.user.requires_grad_(False)
+        return net
+
+    models = (model(), TorchModel(frozen, F.mse_loss))[:: -1 if is_frozen_first else 1]
+    zmqtrain.run(job(models[0], steps=1, logdir=str(tmp_path)))
+    with pytest.raises(CheckpointError, match=r"have 'user\.weight' once as a table and once as"):
+        zmqtrain.run(job(models[1], steps=2, logdir=str(tmp_path)))

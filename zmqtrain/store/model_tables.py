@@ -13,6 +13,7 @@ from zmqtrain.models.base import as_model
 from zmqtrain.models.tables import Given, Table, TableVariable, Uniform, key_of
 from zmqtrain.optim import RowwiseAdagrad, Update
 from zmqtrain.optim.groups import check_patterns, fits
+from zmqtrain.store.weights import by_first_name
 from zmqtrain.units import shortened
 from zmqtrain.user_code import user_code
 
@@ -23,11 +24,12 @@ MAX_TABLES = 1000  # tables of a model, at most: a message has room for a shard'
 
 
 def tables_of(
-    model: Any, seed: int, said: Mapping[Any, Table]
+    model: Any, seed: int, said: Mapping[Any, Table], initial: Mapping[str, Any]
 ) -> list[tuple[TableVariable, Table]]:
     """Return each table of a model, in the model's order, and its options.
 
     ``said``: options by patterns of names; the first that fits counts. The model decides on others.
+    ``initial``: arrays by name, with whose rows tables begin that are among them.
 
     Raises:
         ConfigError: a pattern counts for no table, a table lacks something, or the model raises.
@@ -51,10 +53,12 @@ def tables_of(
             f"{shortened([*as_model(model).parameters(seed)])}"
         )
     check_patterns("tables", said, found, model)
-    pairs = []
+    pairs, initial = [], by_first_name(initial, model)
     for number, (name, of_model) in enumerate(found.items()):
         fitting = (table for pattern, table in said.items() if fits(name, pattern))
         table = _merged(of_model, next(fitting, Table()))
+        if name in initial:
+            table = replace(table, initial=Given(initial[name]))
         pairs.append((_variable(name, number, of_model, table, key_of(seed, name)), table))
     return pairs
 
@@ -117,7 +121,8 @@ def _check_initial(variable: TableVariable) -> None:
 def _not_initial(variable: TableVariable, what: str) -> ConfigError:
     return ConfigError(
         f"initial of the table {variable.name!r} {what}; expected Uniform(0.05), Normal(1.0), or "
-        f"what returns rows of shape (n, {variable.dim}) for n ids: correct it in its Table"
+        f"what returns rows of shape (n, {variable.dim}) for n ids: correct it in its Table, "
+        "or in the job's initial"
     )
 
 

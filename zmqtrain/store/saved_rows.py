@@ -164,6 +164,8 @@ def record_of(path: Path, manifest: Manifest, table: str) -> TableRecord:
         CheckpointError: it has no such table.
     """
     record = manifest.tables.get(table)
+    if record is None and table in {each.name for each in manifest.variables()}:
+        raise in_another_form(path, table)
     if record is None:
         raise CheckpointError(
             f"{path}: it has no table {table!r}; its tables: "
@@ -171,6 +173,16 @@ def record_of(path: Path, manifest: Manifest, table: str) -> TableRecord:
             "another model"
         )
     return record
+
+
+def in_another_form(path: Path, name: str) -> CheckpointError:
+    """Return an error about a variable that is a table in a checkpoint or in the job, not both."""
+    return CheckpointError(
+        f"{path} and the job have {name!r} once as a table and once as a whole variable; expected "
+        "the same: a table cannot be frozen while its job goes on, nor a frozen one be trained; "
+        "leave that as it was, or begin with these weights in a new logdir, by "
+        f"Job(initial=zmqtrain.load({str(path.parent.parent)!r}))"
+    )
 
 
 def saved_rows(path: Path, manifest: Manifest, table: str) -> SavedRows:

@@ -17,6 +17,7 @@ from zmqtrain.files import check_regular
 from zmqtrain.optim import AVERAGE
 from zmqtrain.store.layout import Slice, Variable, encode
 from zmqtrain.store.manifest import PARAMETERS, Manifest, SliceRecord, TensorRecord
+from zmqtrain.store.saved_rows import in_another_form
 
 MISSED = "missed"  # name of the metadata of a file that has counts
 
@@ -37,6 +38,8 @@ class SavedSlices:
         name, tensors = cut.variable.name, self._manifest.tensors
         if name in tensors[PARAMETERS] and name not in tensors.get(key, {}):
             raise self._lacks(key, name)
+        if name in self._manifest.tables:
+            raise in_another_form(self._path, name)
         record = _matching(self._path, tensors.get(key, {}), cut.variable)
         target = out.reshape(cut.rows, out.size // max(cut.rows, 1))
         for stored in record.slices:

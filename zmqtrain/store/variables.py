@@ -20,7 +20,8 @@ class ModelVariables:
     """Asks a model for its variables, and checks its answers.
 
     ``initial``: values by name, in place of the model's own. ``is_strict``: these must be all of
-    the model's variables, and no others. ``has_tables``: something is trained beside them.
+    the model's variables, and no others, but tables may be left out. ``has_tables``: something is
+    trained beside them.
     """
 
     model: Any
@@ -105,7 +106,7 @@ class ModelVariables:
             )
         initial = by_first_name(self.initial, self.model)
         missing = [name for name in names if name not in initial]
-        unexpected = [name for name in initial if name not in names]
+        unexpected = [name for name in initial if name not in {*names, *tables}]
         if self.initial and self.is_strict and (missing or unexpected):
             raise ConfigError(
                 f"initial does not fit {self.model!r}: missing {', '.join(missing) or 'none'}; "
