@@ -456,6 +456,14 @@ def test_weights_of_a_logdir_fit_a_model_whose_layers_have_other_numbers(tmp_pat
     assert measures == pytest.approx({"loss": loss, "accuracy": accuracy}, rel=1e-5)
 
 
+def test_weights_of_a_logdir_fit_a_model_that_is_not_compiled(tmp_path: Path) -> None:
+    weights = zmqtrain.load(saved(tmp_path))
+    model = keras.models.clone_model(net())
+    load_weights(model, tmp_path)
+    for own, value in zip(model.get_weights(), weights.values(), strict=True):
+        np.testing.assert_array_equal(own, value)
+
+
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="do not fit the model"):
         load_weights(net(layers.Dense(4)), saved(tmp_path))

@@ -235,7 +235,7 @@ def load_weights(
     variables = {name: own[key] for name, key in zip(values, names, strict=True)}
     for name, variable in variables.items():
         variable.assign(values[name])
-    if at is not None and model.optimizer is not None and not average:
+    if at is not None and getattr(model, "optimizer", None) is not None and not average:
         try:
             give_state(model, variables, at[0])
         except (CheckpointError, ConfigError, TypeError) as error:

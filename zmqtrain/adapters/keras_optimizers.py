@@ -38,10 +38,9 @@ def fields_of(optimizer: Any) -> dict[str, Any]:
     Raises:
         ConfigError: no rule computes the same.
     """
-    options = optimizer.get_config()
+    rule, options = rule_of(optimizer), optimizer.get_config()
     clips = {"clip_norm": options["global_clipnorm"], "clip_value": options["clipvalue"]}
-    given = {name: float(value) for name, value in clips.items() if value}
-    return {"optimizer": rule_of(optimizer), **given}
+    return {"optimizer": rule} | {name: float(value) for name, value in clips.items() if value}
 
 
 def rule_of(optimizer: Any) -> optim.Rule:

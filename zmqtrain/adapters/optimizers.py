@@ -30,6 +30,11 @@ def fields_of(optimizer: Any, model: Any) -> dict[str, Any]:
     if is_of(optimizer, "keras"):
         from zmqtrain.adapters import keras_optimizers
 
+        if isinstance(optimizer, type):
+            raise ConfigError(
+                f"it is the class {optimizer.__name__}; expected an object, such as "
+                f"keras.optimizers.{optimizer.__name__}(0.001)"
+            )
         if updates := int(optimizer.iterations):
             text = "the job begins with a new %s, without its state after %s; a logdir keeps that"
             log.warning(text, type(optimizer).__name__, counted(updates, "update"))
