@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any
@@ -40,6 +39,7 @@ class RowSnapshot:
         self._lock, self._kept = Lock(), 0
         self._is_over = False
         self.is_for_others = False  # other processes may have changed the store meanwhile
+        self._order: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         count = len(heads)
         self._log = np.empty_like(heads)  # takes memory as it is filled
         self._kept_as = np.zeros(count, np.int32 if count < 1 << 31 else np.int64)  # 0: not kept
@@ -76,7 +76,7 @@ class RowSnapshot:
         Raises:
             CheckpointError: the store has lost its rows meanwhile.
         """
-        _, places = self._in_order
+        _, places = self._in_order()
         for begin in range(0, len(places), _BLOCK):
             own = places[begin : begin + _BLOCK]
             records = self._records(own)
@@ -99,7 +99,7 @@ class RowSnapshot:
         found, is_there = self._at(ids, places)
         missing = np.flatnonzero(~is_there)
         if forgets and len(missing) and self.rows:
-            every, then = self._in_order
+            every, then = self._in_order()
             at = np.minimum(np.searchsorted(every, ids[missing]), len(every) - 1)
             found[missing], is_there[missing] = self._at(ids[missing], then[at])
         return found, is_there
@@ -124,9 +124,15 @@ class RowSnapshot:
                 records[changed] = self._log[kept[changed] - 1]
         return records
 
-    @cached_property  # two threads may find that at once, and find the same
     def _in_order(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The ids of the rows, sorted, and their places."""
+        """Return the ids of the rows, sorted, and their places."""
+        # Two threads may sort at the same time, with the same result. A cached_property would lock
+        # all snapshots at once before Python 3.12.
+        if self._order is None:
+            self._order = self._sorted()
+        return self._order
+
+    def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         ids, places = np.empty(self.rows, np.int64), np.empty(self.rows, np.int64)
         end = 0
         for begin in range(0, len(self._heads), _BLOCK):
