@@ -228,6 +228,8 @@ class Executor:
             self._done(number)
         elif isinstance(outcome, Exception):
             raise outcome  # half of the change is made, and the next life of this ps finishes it
+        else:
+            raise TypeError(f"an update returned {outcome!r}")
 
     def _updated(self, workers: tuple[int, ...], steps: int) -> None:
         version, staleness = self._state.version, {}
