@@ -410,17 +410,17 @@ def freeze(net: Any) -> None:
 
 
 class Momentum(nn.Module):
-    """Keeps a frozen copy that follows what is trained."""
+    """Keeps a frozen copy that follows what is trained, from the same values on."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.line = line()
-        self.copy = line().requires_grad_(False)
+        self.line = line().to(dtype)
+        self.copy = deepcopy(self.line).requires_grad_(False)
 
     def forward(self, x: Any) -> Any:
         for own, other in zip(self.copy.parameters(), self.line.parameters(), strict=True):
-            own.data.mul_(0.9).add_(other.data, alpha=0.1)
-        return self.line(x)
+            own.data.lerp_(other.data, 0.5)
+        return self.line(x.to(self.line.weight.dtype)).float()
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -636,6 +636,7 @@ def initial_of(first: float, second: float, *, strict: bool) -> dict[str, Any]:
 
 
 SHARED = r"'other' .*of TorchModel\(Sharing\) share memory"
+FROZEN_COPY = r"'copy\.\w+', which is frozen.*buffer"
 IN_EVAL = {"data": Arrays((X, Y), (X, Y))}
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "shared data": (partial(Sharing, "data"), {}, SHARED),
@@ -648,7 +649,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a replaced parameter": (partial(Acting, replace_weight), {}, "removed parameters: weight"),
     "an added parameter": (partial(Acting, add_bias), {}, "removed parameters: other"),
     "a late freeze": (partial(Acting, freeze), {}, "'bias' of .* has requires_grad=False now"),
-    "a frozen copy": (Momentum, {}, r"'copy\.\w+', which is frozen.*buffer"),
+    "a frozen copy": (partial(Momentum, torch.float32), {}, FROZEN_COPY),
+    "a frozen copy in bfloat16": (partial(Momentum, torch.bfloat16), {}, FROZEN_COPY),
     "an optimizer": (
         line,
         {"loss": None, "training_step": step_with_an_optimizer},

@@ -13,16 +13,12 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from zmqtrain.adapters.torch_arrays import (
-    array_of,
-    has_numpy,
-    variable_over,
-)
+from zmqtrain.adapters.torch_arrays import array_of, has_numpy, variable_over
 from zmqtrain.compute.arrays import is_writable
 from zmqtrain.compute.threads import thread_limit
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Buffers, Gradients, Parameters, absent, written
-from zmqtrain.models.checks import written_in_a_step
+from zmqtrain.models.checks import FROZEN_CHECKS, written_in_a_step
 from zmqtrain.units import shortened
 
 log = logging.getLogger(__name__)
@@ -71,7 +67,8 @@ class BoundVariables:
         self.is_last_part = True  # whether backward() completes the gradients
         # In bfloat16: tensor, values, and of those that are trained a copy as loaded.
         self._low_precision: list[tuple[_Parameter, Any, Any, Any | None]] = []
-        self._frozen: list[tuple[_Parameter, Any, Any]] = []  # the same, until the first step
+        self._frozen: list[tuple[_Parameter, Any, Any]] = []  # the same, in the first steps
+        self._frozen_checks = 0  # how many of these steps are left
         self._parameters: list[_Parameter] = []
         self._tensors: list[Any] = []  # of them
         self._marks: list[Any] = []  # of the parameters, as they were left
@@ -96,7 +93,7 @@ class BoundVariables:
         self._values, self._out, self._arrays = values, out, arrays
         self._trained, self._state, self._hooks = [], [], []
         self._parameters, self._tensors, self._marks = [], [], []
-        self._low_precision, self._frozen = [], []
+        self._low_precision, self._frozen, self._frozen_checks = [], [], FROZEN_CHECKS
         return True
 
     def add_parameter(self, name: str, parameter: Any) -> None:
@@ -224,10 +221,7 @@ class BoundVariables:
                 one.take_in(self._owner)
             self._marks = self._marked()
         self._keep_writes()
-        while self._frozen:
-            one, memory, values = self._frozen.pop()
-            if not torch.equal(_bits(memory), _bits(values.to(memory.dtype))):
-                one.check_own(self._owner, "writes to")
+        self._check_frozen()
         marks = self._gradient_marks()
         none = self._without_gradient(marks)
         if self._trained and len(none) == len(self._trained) and not has_others:
@@ -243,6 +237,18 @@ class BoundVariables:
         absent(self._out or {}, *none)
         for state in self._state:
             state.store()
+
+    def _check_frozen(self) -> None:
+        """Compare frozen parameters in bfloat16 with their values, in the first steps.
+
+        Raises:
+            ConfigError: one was written to.
+        """
+        if self._frozen_checks:
+            self._frozen_checks -= 1
+            for one, memory, values in self._frozen:
+                if not torch.equal(_bits(memory), _bits(values.to(memory.dtype))):
+                    one.check_own(self._owner, "writes to")
 
     def digests(self) -> list[int]:
         """Return a digest of each parameter."""

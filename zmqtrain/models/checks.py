@@ -99,6 +99,11 @@ def check_classes(labels: Array, classes: int) -> None:
         )
 
 
+# The first steps, in which frozen parameters are compared. One would not suffice: a copy that
+# follows a trained parameter changes only after that, and the learning rate may begin at 0.
+FROZEN_CHECKS = 3
+
+
 class CheckSchedule:
     """Picks steps 1, 2, 3, 5, 8, 13, ... for checks that cost too much for every step.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zmqtrain.compute.arrays import is_writable, read_only
-from zmqtrain.models.checks import CheckSchedule, written_in_a_step
+from zmqtrain.models.checks import FROZEN_CHECKS, CheckSchedule, written_in_a_step
 
 
 class WriteCheck:
@@ -30,7 +30,7 @@ class WriteCheck:
         ``tables``: readers of tables, whose rows are copies."""
         self._model, self._variables, self._frozen = model, variables, frozen
         self._parameters = MappingProxyType({**variables, **frozen, **tables})
-        self._schedule, self._is_first = CheckSchedule(), True
+        self._schedule, self._frozen_checks = CheckSchedule(), FROZEN_CHECKS
         self._before: dict[str, int] = {}
 
     def begin(self) -> Mapping[str, Any]:
@@ -43,8 +43,8 @@ class WriteCheck:
             for name, value in self._variables.items()
             if not is_writable(value)
         }
-        watched = {**copies, **self._frozen} if self._is_first else copies
-        self._is_first = False
+        watched = {**copies, **self._frozen} if self._frozen_checks else copies
+        self._frozen_checks = max(0, self._frozen_checks - 1)
         self._before = {name: _digest(value) for name, value in watched.items()}
         return MappingProxyType({**self._parameters, **copies}) if copies else self._parameters
 
