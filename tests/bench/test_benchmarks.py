@@ -20,6 +20,7 @@ from bench.peers.lineup import PEERS, Peer
 from bench.peers.table_work import Work
 from bench.processes import json_lines_of
 from bench.profile import COLUMNS as PROFILE
+from bench.tables import measure
 from bench.workload import MODES
 from tests.constants import Constants
 
@@ -50,7 +51,7 @@ RUNS: dict[str, tuple[str, set[str]]] = {
     ),
     "gpu": ("--device cpu --parts copies", {"bench", "part"}),
     "tables": (
-        # torch has no sync-replicas: its loop is run in this process, below
+        # torch has no sync-replicas: its loop is run below
         "--ps 0 --tables 2 --rows 100 --batch-size 8 --batches 10 --policy sync-replicas",
         {"side", "rule", "tables", "rows", "dim", "batch_size", "workers", "examples_per_second"}
         | {"rows_per_second", "rss_mb", "first_batch_s", "nbytes_per_step", "cpu_ms_per_batch"},
@@ -81,13 +82,12 @@ def test_benchmark_prints_its_rows(name: str, constants: Constants) -> None:
         assert keys <= row.keys()
 
 
-def test_loop_of_torch_has_the_row_of_our_side_of_tables() -> None:
-    torch = pytest.importorskip("torch")
-    from bench.torch_tables import train
-
+@pytest.mark.integration
+def test_loop_of_torch_prints_the_row_of_our_side_of_tables() -> None:
+    pytest.importorskip("torch")
     size = {"tables": 2, "rows": 100, "dim": 4, "batch_size": 8, "hidden": 0, "batches": 10}
-    one = {"ps": 0, "workers": 1, "threads": torch.get_num_threads()}
-    row = train(Work(rule="sgd", policy="hogwild", **size, **one))
+    one = {"ps": 0, "workers": 1, "threads": 1}
+    row = measure(Work(rule="sgd", policy="hogwild", **size, **one), "shm", "torch")
     assert RUNS["tables"][1] | {"bench"} <= row.keys()
 
 
