@@ -289,8 +289,9 @@ class Stage:
         living = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                is_later = process.create_time() > self._began_at  # which costs least to ask
-                if is_later and process.status() != psutil.STATUS_ZOMBIE and self._owns(process):
+                # The first two cost least to ask.
+                is_other = process.pid != os.getpid() and process.create_time() > self._began_at
+                if is_other and process.status() != psutil.STATUS_ZOMBIE and self._owns(process):
                     living.append(process)
         return living
 
