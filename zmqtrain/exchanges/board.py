@@ -22,10 +22,10 @@ from zmqtrain.store.holdings.tables import Tables
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
 
-LOOK_S = 50e-6  # for so long a word is looked at again and again: others are seldom further apart
-BLOCK_S = 0.002  # the loop may stand still: for a wait, or without a turn between two steps
-WAIT_S = 0.1  # a thread waits for so long at once; between two waits the ps may have been given up
-TURNS = 8  # of the event loop, for workers of one process, before a thread waits
+LOOK_S = 50e-6  # how long a thread looks at a word again and again: others are seldom later
+BLOCK_S = 0.002  # how long the loop may stand still: for a wait, or between two steps
+WAIT_S = 0.1  # longest single wait of a thread: the ps may be given up between two
+TURNS = 8  # turns of the event loop, for workers of one process, before a thread waits
 
 
 class BoardExchange(ParameterServerExchange):

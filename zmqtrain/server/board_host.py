@@ -17,7 +17,7 @@ from zmqtrain.server.state import ShardState
 from zmqtrain.store import words
 from zmqtrain.store.board import Board, Holder
 
-LOOK_S = 0.05  # between two checks whether all members live
+LOOK_S = 0.05  # time between two checks whether all members live
 SOON_S = 0.002  # the same while a roster ends
 NOBODY = Holder(-1, 0, -1)
 

@@ -18,7 +18,7 @@ from zmqtrain.wire.compression import Compression
 from zmqtrain.wire.messages import Lookup, Push, RowChunk, RowValues
 from zmqtrain.wire.rows import check_size, decoded, encoded_rows, joined, rows_in
 
-MAX_NBYTES = 1 << 30  # of the rows of a push: until it has come they are in the memory of the ps
+MAX_NBYTES = 1 << 30  # most bytes of rows in a push, all of it held in memory until it has come
 
 
 class RowAccess:

@@ -38,7 +38,7 @@ MAGIC = b"zmqtrain"
 PAGE = mmap.ALLOCATIONGRANULARITY
 FIXED = struct.Struct("<8sII16sQ")  # magic, layout version, rule's slots, nonce, elements
 
-WORDS_AT = 64  # of the words: int64, written by the ps alone but for MISSED, each atomically
+WORDS_AT = 64  # where the words begin: int64, each written atomically, by the ps but for MISSED
 
 (
     CLOCK,  # odd while an update is under way
@@ -65,14 +65,14 @@ COUNT_LIMIT = 1 << 62  # counts that a word and a message have room for are less
 MAX_WORKERS = 1024  # workers whose marks a segment has room for
 MARK_NBYTES = 2048
 CHANGE_NBYTES = 64 << 10
-JOURNAL_NBYTES = 4 << 20  # of each of its two halves; what is never written takes no memory
-JOURNAL_ROOM_NBYTES = 256 << 10  # of a half at least: 8,000 events, replayed in part of a second
+JOURNAL_NBYTES = 4 << 20  # size of each of its halves; what is never written takes no memory
+JOURNAL_ROOM_NBYTES = 256 << 10  # bytes that at least fit a half: 8,000 events, replayed in 1 s
 SEATS = 64  # workers at most that make steps by themselves
 MAX_STEPS = 1 << 28  # the most steps of a roster, after which the ps decides again
 IN_FORCE = 1  # word of the board: whether such workers change the shard
 BOARD_LINE = 16  # words of its lines, 128 bytes: two workers that write share no cache line
 SUMS = 16  # numbers that a step measures at most, beside its loss
-NAMES_NBYTES = 256  # of all names of these sums, in lines
+NAMES_NBYTES = 256  # size of all names of these sums, in lines
 HEAD = 5  # numbers that a member of a board counts, beside those sums
 
 FIGURES = 2 * (HEAD + SUMS + NAMES_NBYTES // 8)
@@ -86,13 +86,9 @@ def has_room(names: Collection[str]) -> bool:
     return are_lines and len(names) <= SUMS and len("\n".join(names).encode()) <= NAMES_NBYTES
 
 
-REDO_SIZE = (
-    65_536  # elements of a copy in its region: with fewer, rules without a kernel are slower
-)
-PARTS = 8  # of a shard at most, changed side by side: memory is seldom faster for more
-PART_SIZE = (
-    524_288  # elements at least, 2 MiB: with less, waking a thread takes as long as it saves
-)
+REDO_SIZE = 65_536  # elements copied at once: with fewer, rules without a kernel are slower
+PARTS = 8  # most parts of a shard, changed side by side: memory is seldom faster for more
+PART_SIZE = 524_288  # least elements of a part, 2 MiB: for less, waking a thread costs as much
 
 
 class SegmentLayout:
