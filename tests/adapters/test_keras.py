@@ -25,7 +25,7 @@ from zmqtrain.adapters.keras import BACKEND, KerasModel, load_weights  # noqa: E
 from zmqtrain.adapters.keras_optimizers import rule_of  # noqa: E402
 from zmqtrain.callbacks import EarlyStopping, ModelView  # noqa: E402
 from zmqtrain.data import Arrays  # noqa: E402
-from zmqtrain.errors import ConfigError, DataError  # noqa: E402
+from zmqtrain.errors import ConfigError, DataError, RefusedError  # noqa: E402, RefusedError
 from zmqtrain.metrics import Accuracy, MeanAbsoluteError  # noqa: E402
 from zmqtrain.optim import SGD, MatrixRule, new_slots  # noqa: E402
 
@@ -866,13 +866,21 @@ def test_job_with_an_optimizer_that_has_trained_warns_of_its_state(
     assert "a new Adam, without its state after 1 update;" in caplog.text
 
 
-def test_keras_goes_on_with_a_learning_rate_that_a_callback_has_set(tmp_path: Path) -> None:
+def test_keras_goes_on_with_what_callbacks_have_set(tmp_path: Path) -> None:
+    class Zeros(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.set_weights([0 * value for value in self.model.get_weights()])
+
     trainer = zmqtrain.Trainer(KerasModel(partial(net, optimizer="adam")), logdir=str(tmp_path))
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
-    trainer.fit(BATCH, epochs=2, callbacks=[halve], verbose=False)
+    write = keras.callbacks.ModelCheckpoint(str(tmp_path / "x.keras"))
+    trainer.fit(BATCH, epochs=2, callbacks=[halve, Zeros(), write], verbose=False)
     model = net(optimizer="adam")
     load_weights(model, tmp_path)
-    assert float(model.optimizer.learning_rate) == pytest.approx(0.00025)
+    for each in (model, keras.models.load_model(tmp_path / "x.keras")):
+        assert float(each.optimizer.learning_rate) == pytest.approx(0.00025)
+        assert int(each.optimizer.iterations) and each.optimizer.variables[2].numpy().any()
+        assert not any(value.any() for value in each.get_weights())
 
 
 @pytest.mark.parametrize(
@@ -898,15 +906,30 @@ def test_optimizer_that_cannot_go_on_as_in_training_begins_anew(
     assert not int(model.optimizer.iterations)
 
 
-def test_file_without_the_optimizers_state_is_warned_of_once(
+def test_file_without_the_optimizers_state_is_written_and_warned_of_once_for_each_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = KerasModel(net)
     weights = model.parameters(0)
-    for name in ("a.keras", "b.keras", "c.weights.h5"):
-        model.save(tmp_path / name, weights)
-    (warning,) = (text for text in caplog.messages if "no state of the optimizer" in text)
-    assert "a.keras" in warning
+
+    def fails(error: Exception) -> Any:
+        raise error
+
+    full: Any = lambda *_: fails(OSError("no space"))  # noqa: E731
+    given = [
+        ("a.keras", None, "between epochs alone, not on_steps"),
+        ("b.weights.h5", None, ""),
+        ("c.keras", None, ""),
+        ("d.keras", full, "no space"),
+        ("e.keras", lambda *_: fails(RefusedError("not initialised")), "not initialised"),
+        ("f.keras", lambda check, _: check("local-steps:2", {}), "under local steps"),
+        ("g.keras", full, ""),
+    ]
+    for name, at, reason in given:
+        caplog.clear()
+        model.save(tmp_path / name, weights, at)
+        assert (tmp_path / name).exists()
+        assert reason in caplog.text if reason else not caplog.messages
 
 
 def test_other_backends_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

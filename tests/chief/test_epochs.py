@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from zmqtrain.chief.epochs import Epochs
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.coordination.figures import PassFigures
 from zmqtrain.data import Arrays
-from zmqtrain.errors import FencedError
+from zmqtrain.errors import ConfigError, FencedError
 from zmqtrain.job import Job
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.metrics import Metrics
@@ -28,6 +29,10 @@ class Host:
         self.generation = self.learned_until = 1
         self.written: list[Any] = []
         self.rates: list[float | None] = []
+        self.saver: Any = SimpleNamespace(fingerprint={"optimizer": "SGD"})  # it cannot save
+
+    async def status(self) -> Any:
+        return SimpleNamespace(policy="hogwild")
 
     async def read_parameters(self, average: bool = False) -> Any:
         return LinearRegression(2).parameters(0)
@@ -43,11 +48,10 @@ def make_epochs(host: Host, *callbacks: Callback, **options: Any) -> Epochs:
     """Return three epochs of two batches."""
     data = Arrays((np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)), None)
     job = Job(
-        model=LinearRegression(2),
         data=data,
         batch_size=2,
         callbacks=callbacks,
-        **{"optimizer": SGD(0.1), "epochs": 3} | options,
+        **{"model": LinearRegression(2), "optimizer": SGD(0.1), "epochs": 3} | options,
     )
     evaluator = Evaluator(job, None, Metrics("chief"), host.read_parameters)
     return Epochs(job, 2 if job.epochs else 50, evaluator, host)
@@ -97,6 +101,31 @@ async def test_weights_that_are_set_at_a_begin_do_not_replace_what_was_learned_s
     filler, host = LambdaCallback(on_train_begin=fill, on_epoch_begin=fill), Host()
     await make_epochs(host, filler).begin(at(batch))
     assert len(host.written) == hooks
+
+
+class Unusable(LinearRegression):
+    """Writes files without a state, since it cannot use that of the job."""
+
+    suffixes = (".net",)
+
+    def save(self, path: Any, weights: Any, at: Any = None) -> None:
+        with pytest.raises(ConfigError, match="hogwild of a job by SGD"):
+            at(self.check, pytest.fail)
+
+    def check(self, policy: str, fingerprint: dict[str, str]) -> None:
+        raise ConfigError(f"{policy} of a job by {fingerprint['optimizer']}")
+
+
+async def test_state_that_a_file_cannot_use_is_not_saved() -> None:
+    ends: list[str] = []
+
+    def write(*_: Any) -> None:
+        writer.model.save("x.net")
+        ends.append("written")
+
+    writer, host = LambdaCallback(on_epoch_begin=write), Host()
+    await make_epochs(host, writer, model=Unusable(2)).begin(at(0))
+    assert ends == ["written"]
 
 
 @pytest.mark.parametrize("is_ended", [True, False])

@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from zmqtrain.adapters.common import check_build, name_of
 from zmqtrain.compute.generators import generators_kept
-from zmqtrain.errors import CheckpointError, ConfigError, DataError
+from zmqtrain.errors import CheckpointError, ConfigError, DataError, FencedError, RefusedError
 from zmqtrain.hints import not_installed
 from zmqtrain.models.base import BaseModel, Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.models.tables import Table
@@ -41,7 +41,7 @@ except ModuleNotFoundError as missing:
 from zmqtrain.adapters.keras_metrics import SummedMetric
 from zmqtrain.adapters.keras_network import Network, Weights, arrays_of, named, values_of
 from zmqtrain.adapters.keras_network import load_weights as load_weights
-from zmqtrain.adapters.keras_optimizers import give_state
+from zmqtrain.adapters.keras_optimizers import check_state, give_state
 
 BACKEND: str = keras.backend.backend()
 if BACKEND not in ("torch", "jax"):
@@ -80,7 +80,7 @@ class KerasModel(BaseModel):
         self._network: Network | None = None  # of steps
         self._newest: Network | None = None  # for initial values, once the other one has none
         self._patterns: tuple[Any, ...] = ()  # of the names of tables
-        self._has_warned = False  # that its files hold weights alone
+        self._told: set[str] = set()  # reasons why its files hold weights alone
 
     def __repr__(self) -> str:
         return f"KerasModel({name_of(self.build)}, backend={BACKEND})"
@@ -245,13 +245,16 @@ class KerasModel(BaseModel):
         if is_whole and model.optimizer is not None:
             try:
                 if at is None:
-                    raise CheckpointError("it is not written between epochs, or has averages")
-                at(partial(give_state, model, named(model.variables)))
-            except (CheckpointError, ConfigError, TypeError) as error:
-                if not self._has_warned:
+                    raise CheckpointError("it can be read between epochs alone, not on_steps")
+                check = partial(check_state, model.optimizer)
+                at(check, partial(give_state, model, named(model.variables)))
+            except FencedError:  # a ps was restarted: the hook will be called again
+                raise
+            except (CheckpointError, ConfigError, RefusedError, OSError, TypeError) as error:
+                if str(error) not in self._told:
                     log.warning("%s has no state of the optimizer, such as Adam's moments: %s",
                                 path, error)  # fmt: skip
-                self._has_warned = True
+                self._told.add(str(error))
         write = model.save if is_whole else model.save_weights
         write(path, overwrite=True)
 

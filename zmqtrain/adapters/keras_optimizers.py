@@ -149,37 +149,50 @@ def _rate_of(rate: Any) -> float | optim.Schedule:
     return optim.Warmup(schedule, steps, options["initial_learning_rate"]) if first else schedule
 
 
+def check_state(optimizer: Any, policy: str, fingerprint: Mapping[str, str]) -> optim.Update:
+    """Return the update that a compiled optimizer computes, if a job has the state for it.
+
+    Raises:
+        ConfigError: the job has another optimizer, or an option that Keras's has not.
+        CheckpointError: its state is not that of variables.
+    """
+    if make_policy(policy).most_local_steps or "tables" in fingerprint:
+        raise CheckpointError("under local steps or with tables there is no state of variables")
+    known = {"optimizer", "clip_norm", "clip_norm_each"} & fingerprint.keys()
+    theirs, fields = {name: fingerprint[name] for name in known}, fields_of(optimizer)
+    ours = {"clip_norm": str(fields.pop("clip_norm", ""))} if "clip_norm" in theirs else {}
+    update = optim.Update(fields.pop("optimizer"), **fields)
+    ours["optimizer"] = short(canonical(repr(update)))
+    if text := fingerprint_difference(theirs, ours, "in training", "in the model"):
+        raise ConfigError(text)
+    return update
+
+
 def give_state(model: Any, variables: Mapping[str, Any], checkpoint: Path) -> None:
     """Have the compiled optimizer of a model go on from a checkpoint.
 
     ``variables``: of the model, by their names there. One that was not trained there begins anew.
 
     Raises:
-        ConfigError: the job had another optimizer, or an option that Keras's has not.
-        CheckpointError, TypeError: the state is not of variables, or has a rate for a schedule.
+        ConfigError, CheckpointError: see :func:`check_state`; or the state cannot be read.
+        TypeError: it has a learning rate, and the optimizer a schedule.
     """
     manifest, optimizer = read_manifest(checkpoint), model.optimizer
-    if make_policy(manifest.policy).most_local_steps or manifest.tables:
-        raise CheckpointError("under local steps or with tables there is no state of variables")
-    known = {"optimizer", "clip_norm", "clip_norm_each"} & manifest.fingerprint.keys()
-    theirs, fields = {name: manifest.fingerprint[name] for name in known}, fields_of(optimizer)
-    ours = {"clip_norm": str(fields.pop("clip_norm", ""))} if "clip_norm" in theirs else {}
-    update = optim.Update(fields.pop("optimizer"), **fields)
-    ours["optimizer"] = short(canonical(repr(update)))
-    if text := fingerprint_difference(theirs, ours, "in training", "in the model"):
-        raise ConfigError(text)
+    update = check_state(optimizer, manifest.policy, manifest.fingerprint)
+    values = {}
+    for slot in {slot.name for slot in update.slots}:
+        having = [one for one in manifest.variables() if one.name in manifest.tensors[slot]]
+        values[slot] = read_parameters(checkpoint, manifest, having, slot=slot)
     if manifest.learning_rate is not None:
         optimizer.learning_rate = manifest.learning_rate
     optimizer.build(model.trainable_variables)
     optimizer.iterations.assign(manifest.version)
     names = {id(variable): name for name, variable in variables.items()}
-    for slot in {slot.name for slot in update.slots}:
-        having = [one for one in manifest.variables() if one.name in manifest.tensors[slot]]
-        values = read_parameters(checkpoint, manifest, having, slot=slot)
+    for slot, of_slot in values.items():
         end = f"_{_SLOTS.get(slot, slot)}"
         kept = [each for each in optimizer.variables if each.name.endswith(end)]
         for number, variable in enumerate(model.trainable_variables):
-            if (value := values.get(names[id(variable)])) is not None:
+            if (value := of_slot.get(names[id(variable)])) is not None:
                 kept[number].assign(value)
                 if _name(optimizer) == "Adafactor" and value.ndim > 1:
                     optimizer._r[number].assign(value.mean(-1))

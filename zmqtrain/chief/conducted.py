@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from zmqtrain.callbacks.base import Weights
 from zmqtrain.chief.saving import Saver
 from zmqtrain.coordination.figures import PassFigures
+from zmqtrain.metrics.sums import gained
 from zmqtrain.models.rows import TableReader
 from zmqtrain.protocol.checkpoint import Saved
 from zmqtrain.protocol.status import Status, TableStatuses
 
 At: TypeAlias = PassFigures | Status
 """The progress of a job: its status, or the fields that epochs need after each step."""
+
+
+def since(last: At | None, at: At) -> At:
+    """Return where the job is, with the measures of the batches since then alone, if any counts."""
+    weight = at.pass_weight - (last.pass_weight if last is not None else 0.0)
+    if last is None or not weight:
+        return at
+    return replace(
+        at,
+        pass_loss=(at.pass_loss * at.pass_weight - last.pass_loss * last.pass_weight) / weight,
+        pass_examples=at.pass_examples - last.pass_examples,
+        pass_sums=gained(at.pass_sums, last.pass_sums),
+        pass_weight=weight,
+    )
 
 
 class ConductedJob(Protocol):

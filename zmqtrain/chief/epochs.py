@@ -13,20 +13,20 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zmqtrain.callbacks.base import CallbackList, Logs, ModelView, Weights, called_by_steps
 from zmqtrain.callbacks.history import History, plain
-from zmqtrain.chief.conducted import At, ConductedJob
+from zmqtrain.chief.conducted import At, ConductedJob, since
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.coordination.endings import completion
 from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file, replace_file
 from zmqtrain.job import Job
 from zmqtrain.job_checks import ENDLESS
-from zmqtrain.metrics.sums import gained
 from zmqtrain.models.base import as_model
 from zmqtrain.optim.schedules import has_rate, rate_at
 from zmqtrain.planning.job_fingerprint import optimizer_text
@@ -170,7 +170,7 @@ class Epochs:
         """Call the callbacks that have passed a multiple of their steps."""
         for one in self._by_steps:
             if at.step // one.every > one.step // one.every:
-                await self._call_after(one, _since(one.last, at))
+                await self._call_after(one, since(one.last, at))
                 one.last, one.step = at, at.step
 
     async def _call_after(self, one: _BySteps, at: At) -> None:
@@ -231,7 +231,7 @@ class Epochs:
                 "batches": self.batches,
                 "learning_rate": self._rate,
                 "optimizer": optimizer_text(self._job),
-                "callbacks": self._callbacks.state(),
+                "callbacks": await asyncio.to_thread(self._callbacks.state),
                 # Where training goes on: if the new weights never come to be, neither was this.
                 "generation": self._conducted.generation + int(self.model.weights_changed),
             }
@@ -261,10 +261,15 @@ class Epochs:
 
     async def _show(self, step: int) -> None:
         """Let callbacks see the weights that are evaluated, and the learning rate of this step."""
-        average, conducted = self._job.evaluate_average, self._conducted
-        at = _for_hooks(lambda use: conducted.saver.use(step, conducted.generation, use))
-        self.model.show(await conducted.read_parameters(average), None if average else at)
+        weights = await self._conducted.read_parameters(self._job.evaluate_average)
+        self.model.show(weights, _for_hooks(partial(self._use, step)))
         self._show_rate(step)
+
+    async def _use(self, step: int, check: Callable[..., object], use: Callable[..., None]) -> None:
+        """Call ``use`` with a checkpoint of now; see :meth:`BaseModel.save`."""
+        conducted, saver = self._conducted, self._conducted.saver
+        check((await conducted.status()).policy, saver.fingerprint)
+        await saver.use(step, conducted.generation, use)
 
     def _show_rate(self, step: int) -> None:
         rate = getattr(self._job.optimizer, "learning_rate", None)
@@ -355,9 +360,11 @@ class Epochs:
         self.history.epoch, self.history.history = read.epoch, read.history
         self._rate = self._rate_at(at)
         await self._show(at.step)
-        self._callbacks.begin(self.model, self._params | {"initial_epoch": done})
+        params = self._params | {"initial_epoch": done}
+        await asyncio.to_thread(self._callbacks.begin, self.model, params)
         await self._call("on_train_begin", {})
-        self._callbacks.restore(self._records[-1]["callbacks"] if self._records else [])
+        states = self._records[-1]["callbacks"] if self._records else []
+        await asyncio.to_thread(self._callbacks.restore, states)
         self._note_rate()
         await self._use_weights(goes_on=at.step > 0)
         self._generation = self._conducted.generation
@@ -370,20 +377,6 @@ class Epochs:
         is_of_it = record.get("optimizer", optimizer) == optimizer
         rate: float | None = record["learning_rate"] if is_of_it else at.learning_rate
         return rate
-
-
-def _since(last: At | None, at: At) -> At:
-    """Return where the job is, with the measures of the batches since then alone, if any counts."""
-    weight = at.pass_weight - (last.pass_weight if last is not None else 0.0)
-    if last is None or not weight:
-        return at
-    return replace(
-        at,
-        pass_loss=(at.pass_loss * at.pass_weight - last.pass_loss * last.pass_weight) / weight,
-        pass_examples=at.pass_examples - last.pass_examples,
-        pass_sums=gained(at.pass_sums, last.pass_sums),
-        pass_weight=weight,
-    )
 
 
 def _for_hooks(read: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:

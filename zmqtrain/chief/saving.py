@@ -56,7 +56,7 @@ class Saver:
 
         ``report`` gets the path of each checkpoint and "", or "" and why there is none.
         """
-        self._job, self._layouts, self._fingerprint = job, layouts, fingerprint
+        self._job, self._layouts, self.fingerprint = job, layouts, fingerprint
         self._metrics = metrics
         self._write_shards, self._report = write_shards, report
         self._uploads = Uploads(job, self._upload_failed)
@@ -173,7 +173,8 @@ class Saver:
     async def use(self, step: int, generation: int, use: Callable[[Path], None]) -> None:
         """Call ``use`` in a thread with a checkpoint of now, which is deleted; see :meth:`save`."""
         async with self.shared_directory() as directory:
-            with TemporaryDirectory(prefix="zmqtrain-", dir=directory or None) as logdir:
+            made = partial(TemporaryDirectory, prefix="zmqtrain-", ignore_cleanup_errors=True)
+            with made(dir=directory or None) as logdir:
                 await asyncio.to_thread(use, await self._save(Path(logdir), step, generation))
 
     async def note_generation(self, generation: int) -> None:
@@ -288,7 +289,7 @@ class Saver:
     ) -> Manifest:
         try:
             return Manifest(
-                fingerprint=dict(self._fingerprint),
+                fingerprint=dict(self.fingerprint),
                 generation=generation,
                 global_step=saved.step,
                 policy=saved.policy,
@@ -325,7 +326,7 @@ class Saver:
                 manifest.global_step,
                 self._job.steps,
             )
-        changes = changes_since(manifest.fingerprint, self._fingerprint)
+        changes = changes_since(manifest.fingerprint, self.fingerprint)
         policy = make_policy(self._job.policy).spec
         if manifest.policy not in (policy, manifest.fingerprint.get("policy")):
             log.warning(

@@ -264,7 +264,8 @@ class BaseModel(ABC):
     def save(self, path: Any, weights: Mapping[str, Array], at: Any = None) -> None:
         """Write weights by name into a file of the framework, with the optimizer's state.
 
-        ``at(use)`` calls a function with a checkpoint of now; None: there is none.
+        ``at(check, use)`` calls ``check(policy, fingerprint)`` of the job, which may raise, then
+        ``use`` with the path of a checkpoint of now; None: there is none.
         """
         raise NotImplementedError
 
