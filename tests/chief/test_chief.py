@@ -10,16 +10,21 @@ from typing import Any, cast
 
 import pytest
 
+import zmqtrain
 from tests.chief.test_progress import STATUS
 from tests.exchanges.test_contract import make_job
 from tests.plans import planned
 from zmqtrain.actors.client import Client
 from zmqtrain.actors.link import Link
+from zmqtrain.callbacks import Callback
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.linked_job import LinkedJob
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
+from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ExitCode, PeerLostError, RefusedError
+from zmqtrain.models import LinearRegression
+from zmqtrain.optim import SGD
 from zmqtrain.protocol.status import Status
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.base import OnFailure
@@ -80,6 +85,63 @@ async def test_stop_before_the_job_begins_ends_it_though_a_ps_is_missing(
             assert reply.expect(Done).text == ended
             assert await running[-1] == code
             assert {await each for each in running} == {code}
+    finally:
+        link.close()
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        transport.close()
+
+
+class WithState(LinearRegression):
+    """Writes files for which it looks at a checkpoint."""
+
+    suffixes = (".net",)
+
+    def save(self, path: Any, weights: Any, at: Any = None) -> None:
+        at(lambda *_: None, lambda checkpoint: Path(path).write_text(checkpoint.name))
+
+
+@pytest.mark.parametrize("does", ["writes a file", "sets weights"])
+async def test_ps_that_is_told_to_leave_while_a_callback_has_a_checkpoint_made_leaves_later(
+    tmp_path: Path, does: str
+) -> None:
+    """With the checkpoint that it has asked for, which comes after the callback's."""
+    loop, addresses, file = asyncio.get_running_loop(), ("ipc://memory/0",), tmp_path / "x.net"
+    where = {"ps": addresses, "on_term": "leave", "lane": "tcp", "segment_dir": str(tmp_path)}
+    transport = MemoryTransport()
+
+    async def told_to_leave() -> None:
+        server.stop(ExitCode.TERMINATED)
+        status = STATUS
+        while not status.save_wanted:
+            await asyncio.sleep(0.01)
+            status = (await link.request(GetStatus(), reason="")).expect(Status)
+
+    class Saving(Callback):
+        def set_model(self, model: Any) -> None:
+            """May save, as every hook between epochs may."""
+            super().set_model(model)
+            asyncio.run_coroutine_threadsafe(told_to_leave(), loop).result()
+            if does == "writes a file":
+                model.save(file)
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            if does == "sets weights":
+                self.model.set_weights(self.model.get_weights())
+
+    fields = {"logdir": str(tmp_path / "logdir"), "callbacks": [Saving()], "save_secs": 0}
+    plan = planned(zmqtrain.Job(model=WithState(), data=NoisyLine(), optimizer=SGD(), **fields))
+    server = ParameterServer(task_of(Role.PS, grace_s=20.0, **where), plan, transport)
+    chief = Chief(task_of(Role.CHIEF, **where), plan, transport, lambda status: None)
+    running = [asyncio.ensure_future(actor.run()) for actor in (server, chief)]
+    link = Link("ps 0", transport.connect(addresses[0]), Client(1, 30.0))
+    try:
+        async with asyncio.timeout(15.0):
+            assert await running[0] == ExitCode.TERMINATED
+        found = (tmp_path / "logdir/checkpoints").glob("step-*")
+        assert [each.name for each in found] == ["step-00000000"]
+        assert file.exists() == (does == "writes a file")
     finally:
         link.close()
         for each in running:

@@ -99,11 +99,15 @@ class Executor:
         self._kept: list[Kept] = []  # two with tables: one is read while the next is made
 
     def halt_at_snapshot(self) -> None:
-        """Carry out no order after the next snapshot, since its result would be lost.
+        """Carry out no order after the next lasting snapshot, since its result would be lost.
 
         A halted executor continues up to the next snapshot.
         """
         self._halts = True
+        self.resume()
+
+    def resume(self) -> None:
+        """Carry out the orders after the snapshot of a halted executor, too."""
         self.work.paused = False
         self.work.run()
 
@@ -308,7 +312,7 @@ class Executor:
         """Finish the copy of the shard in a file, beside the next orders."""
         if isinstance(copy, checkpoint.ShardCopy):
             self._spawn(self._seal(copy, self._state.version))
-            self.work.paused = self._halts
+            self.work.paused = self._halts and not checkpoint.is_temporary(copy.path.parent)
         elif isinstance(copy, ZmqTrainError):
             self._not_written(directory, copy)
         self._done(number)

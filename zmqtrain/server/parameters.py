@@ -45,6 +45,7 @@ class ParameterAccess:
 
     def on_initialize(self, request: Request, message: Initialize) -> None:
         self._peers.member(request)
+        self._executor.resume()  # after a halt: nothing of the next generation is saved yet
         self._at_rest(partial(self._initialize, request, message))
 
     def on_end_generation(self, request: Request, message: EndGeneration) -> None:

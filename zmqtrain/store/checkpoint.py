@@ -102,6 +102,11 @@ def begin(logdir: Path, step: int) -> Path:
     return temporary
 
 
+def is_temporary(attempt: Path) -> bool:
+    """Return whether an attempt is made within another one's directory, so nothing of it stays."""
+    return any(_ATTEMPT.fullmatch(parent.name) for parent in attempt.parents)
+
+
 def check_found(directory: str) -> None:
     """Check that this process finds the directory that the chief has made in the logdir.
 
