@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ from zmqtrain.chief.in_process import LocalRun
 from zmqtrain.data import Arrays, NoisyLine
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.local.in_process import Stop
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import SGD, new_slots
@@ -259,7 +261,15 @@ def test_script_that_ctrl_c_ends_has_the_exit_code_of_a_signal(stage: Stage) -> 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
-    "what", ["data.Digits.load", "chief.uploads.RemoteCheckpoints", "store.logdir.newest_valid"]
+    "what",
+    [
+        "data.Digits.load",
+        "chief.uploads.RemoteCheckpoints",
+        "store.checkpoint.begin",
+        "store.logdir.newest_valid",
+        "store.logdir.last_generation",
+        "store.logdir.note_generation",
+    ],
 )
 def test_ctrl_c_before_the_job_begins_ends_even_a_call_that_hangs(
     what: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -276,6 +286,25 @@ def test_ctrl_c_before_the_job_begins_ends_even_a_call_that_hangs(
         zmqtrain.run(digits_job(logdir=str(tmp_path), upload=upload), workers=workers)
     assert not late
     over.set()
+
+
+@pytest.mark.parametrize("passes", range(4))
+def test_ctrl_c_counts_at_the_moment_when_the_beginning_has_ended(passes: int) -> None:
+    codes, stop = list[int](), Stop()
+
+    async def beginning() -> None:
+        signal.raise_signal(signal.SIGINT)
+        for _ in range(passes):
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        await stop.breaks(beginning())
+        stop.reach(codes.append)
+        await asyncio.sleep(0.05)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run())
+        assert codes == [130]
 
 
 async def test_run_inside_a_running_loop_leaves_that_loop_running() -> None:

@@ -22,6 +22,7 @@ from zmqtrain.callbacks.base import CallbackList, Logs, ModelView, Weights, call
 from zmqtrain.callbacks.history import History, plain
 from zmqtrain.chief.conducted import At, ConductedJob, since
 from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.compute.offload import in_daemon
 from zmqtrain.coordination.endings import completion
 from zmqtrain.errors import ConfigError
 from zmqtrain.files import read_file, replace_file
@@ -86,7 +87,7 @@ class Epochs:
         """
         done, batch = self._place(at)
         if self._generation is None:
-            names = await asyncio.to_thread(self._evaluator.names)
+            names = await in_daemon(self._evaluator.names)
             known = [*dict.fromkeys(["loss", *names]), *(f"val_{name}" for name in names)]
             self._callbacks.check(known, is_all=False)
             await self._read_records()
@@ -317,7 +318,7 @@ class Epochs:
         if self._file is None or not self._file.exists():
             return
         try:
-            records = json.loads(await asyncio.to_thread(read_file, self._file))
+            records = json.loads(await in_daemon(read_file, self._file))
             History.of([record["logs"] | {"epoch": record["epoch"]} for record in records])
             self._records = records
         except (OSError, ValueError, KeyError, TypeError) as error:

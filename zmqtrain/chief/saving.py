@@ -102,7 +102,7 @@ class Saver:
         if self._logdir is None:
             return
         try:
-            probe = await asyncio.to_thread(checkpoint.begin, self._logdir, 0)
+            probe = await in_daemon(checkpoint.begin, self._logdir, 0)
         except CheckpointError as error:
             raise CheckpointError(f"{error}; choose another directory with --logdir") from error
         probe.rmdir()
@@ -114,7 +114,7 @@ class Saver:
         made = None
         if self._logdir is not None:
             try:
-                made = await asyncio.to_thread(checkpoint.begin, self._logdir, 0)
+                made = await in_daemon(checkpoint.begin, self._logdir, 0)
             except CheckpointError as error:  # it worked at the start: the job goes on
                 log.warning("could not check that all ps share the logdir: %s", error)
         try:
@@ -134,7 +134,7 @@ class Saver:
             return None, 0, 0
         found = await in_daemon(logdirs.newest_valid, self._logdir, self._skipped)
         root = checkpoint.checkpoints_directory(self._logdir)
-        generation = await asyncio.to_thread(logdirs.last_generation, root)
+        generation = await in_daemon(logdirs.last_generation, root)
         self._tried_step = 0 if found is None else found[1].global_step
         if found is None:
             return None, 0, generation
@@ -149,11 +149,11 @@ class Saver:
         """Return whether there is a checkpoint of a later generation, which has not begun."""
         if self._logdir is None:
             return False
-        latest = await asyncio.to_thread(logdirs.latest_generation, self._logdir)
+        latest = await in_daemon(logdirs.latest_generation, self._logdir)
         if latest <= generation:
             return False
         with contextlib.suppress(CheckpointError):  # none is valid, so none can begin
-            found = await asyncio.to_thread(logdirs.newest_valid, self._logdir, self._skipped)
+            found = await in_daemon(logdirs.newest_valid, self._logdir, self._skipped)
             return found is not None and found[1].generation > generation
         return False
 
@@ -183,7 +183,7 @@ class Saver:
             return
         root = checkpoint.checkpoints_directory(self._logdir)
         try:
-            await asyncio.to_thread(logdirs.note_generation, root, generation)
+            await in_daemon(logdirs.note_generation, root, generation)
         except CheckpointError as error:
             log.warning("could not store the number of generation %d: %s", generation, error)
 

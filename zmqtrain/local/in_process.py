@@ -166,7 +166,7 @@ class Stop:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: Callable[[int], object]
-        self._code: ExitCode | None = None  # of a call before the run began
+        self._code: ExitCode | None = None  # of a call, which counts for later parts of the run
 
     def reach(self, stop: Callable[[int], object]) -> None:
         """Call ``stop`` with the exit code from now on, and at Ctrl-C."""
@@ -176,8 +176,7 @@ class Stop:
         # Only the main thread may set signal handlers.
         if threading.current_thread() is threading.main_thread():
             with contextlib.suppress(NotImplementedError):
-                code = int(ExitCode.INTERRUPTED)
-                self._loop.add_signal_handler(signal.SIGINT, stop, code)
+                self._loop.add_signal_handler(signal.SIGINT, self)
 
     async def breaks(self, beginning: Coroutine[Any, Any, Result]) -> Result:
         """Return the result of a part of the run that comes before any training.
@@ -187,10 +186,11 @@ class Stop:
         """
         task = asyncio.ensure_future(beginning)
         self.reach(lambda code: task.cancel())
-        try:
-            return await task
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+        with contextlib.suppress(asyncio.CancelledError):
+            result = await task
+            if self._code is None:  # else the task had ended when it was cancelled
+                return result
+        raise KeyboardInterrupt
 
     def __call__(self, code: ExitCode = ExitCode.INTERRUPTED) -> None:
         self._code = code
