@@ -387,6 +387,12 @@ def test_quick_fit_in_a_script_trains_alone(home: Path) -> None:
     run_fit_script("script.py", lambda job: pytest.fail("no cluster trains"))
 
 
+def test_trainer_in_a_script_has_the_logdir_of_a_flag(home: Path) -> None:
+    trainer = FIT.replace(".fit", "\ntrainer.fit").replace("zmq", "trainer = zmq")
+    (home / "script.py").write_text(f"{SCRIPT}{trainer}assert trainer.logdir == 'runs'")
+    run_fit_script("script.py", zmqtrain.run, {"logdir": "runs"})
+
+
 def test_script_fits_once_and_goes_on(home: Path) -> None:
     inner = "zmqtrain.callbacks.LambdaCallback(on_train_end=lambda logs: " + FIT.strip() + ")"
     again = FIT.replace("NoisyLine()", f"NoisyLine(), callbacks=[{inner}]")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
+from typing import Any
 
 from zmqtrain.config import loading
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
@@ -30,11 +31,15 @@ class ScriptEnd(BaseException):
 class FitScript:
     """The script that zmqtrain runs as Python's main module, with one fit on a cluster."""
 
-    def __init__(self, reference: str, train: TrainFit) -> None:
+    def __init__(self, reference: str, train: TrainFit, overrides: Mapping[str, Any]) -> None:
         self.has_fit = False  # Trainer.fit was called
         self.end: ScriptEnd | ConfigError | None = None  # ends it, whatever the script does then
-        self._reference = reference
+        self._reference, self._overrides = reference, overrides
         self._train: TrainFit | None = train
+
+    def overridden(self, job: Job) -> Job:
+        """Return a job with the options of this task."""
+        return job.with_overrides(**self._overrides)
 
     def fit(self, job: Job) -> Summary:
         """Train the job of the script's ``Trainer.fit``.
@@ -77,10 +82,12 @@ def fit_in_script() -> FitScript | None:
     return _script
 
 
-def run_fit_script(reference: str, train: TrainFit) -> None:
+def run_fit_script(
+    reference: str, train: TrainFit, overrides: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """Run a script as Python's main module; its ``Trainer.fit`` calls ``train``.
 
-    Its exit code is cut to a byte, as the system does.
+    ``overrides``: options of the job. The script's exit code is cut to a byte, as the system does.
 
     Raises:
         ConfigError: it calls fit twice, or not at all.
@@ -89,7 +96,7 @@ def run_fit_script(reference: str, train: TrainFit) -> None:
     """
     global _script
     loading.import_beside(Path(reference))
-    script = _script = FitScript(reference, train)
+    script = _script = FitScript(reference, train, overrides)
     try:
         loading.run_as_script(reference)
     except SystemExit as end:

@@ -195,8 +195,6 @@ class Trainer:
             job = job.with_overrides(epochs=1, steps_per_epoch=0)
             job = job.model_copy(update={"data": quick, "logdir": None})
         self.summary = self._train(job, alone=fast_dev_run)
-        if self.summary.checkpoint is not None:  # a flag of a command may have named the logdir
-            self.logdir = str(Path(self.summary.checkpoint).parents[1])
         self.history = self.summary.history
         if not fast_dev_run:
             self._weights = self.summary.parameters
@@ -223,6 +221,8 @@ class Trainer:
                     f"Trainer got workers={workers} and ps={ps}, but zmqtrain has started this "
                     "script as a cluster; leave them out"
                 )
+            job = script.overridden(job)
+            self.logdir = job.logdir  # which a flag may have named
             return script.fit(job)
         task = None if alone else task_of_script("Trainer.fit", workers=workers, ps=ps)
         if task is None:  # callbacks show the progress

@@ -127,7 +127,6 @@ def run_fit(train: TrainFit, reference: str, overrides: Mapping[str, Any]) -> in
 
         def fit(job: Job) -> Summary:
             before_fit.close()
-            job = job.with_overrides(**overrides)
             with process_restored():
                 summary = train(job)
             if summary.exit_code == ExitCode.OK:
@@ -136,7 +135,7 @@ def run_fit(train: TrainFit, reference: str, overrides: Mapping[str, Any]) -> in
 
         try:
             with _failures_shown(reference):
-                run_fit_script(reference, fit)
+                run_fit_script(reference, fit, overrides)
         except ScriptEnd as end:
             return end.code
         except Exception as error:
