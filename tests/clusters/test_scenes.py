@@ -596,6 +596,7 @@ CASES: dict[str, tuple[Step, ...]] = {
         *SUBMITTED,
         *("status digit", "stop digit", "logs digits client=0", "logs digits worker="),
         *("logs digits worker=\u0663", "status digits other", "status digits --ps h:1"),
+        *("status /", "logs /"),  # directories
     ),
     "slurm: workers become more": (
         saved("slurm", workers=1),

@@ -192,7 +192,7 @@ def reached(name: str, timeout_s: float = TIMEOUT_S) -> Iterator[RemoteJob]:
     Raises:
         ConfigError: no job of this name was submitted.
     """
-    submitted = submitted_job(name)
+    submitted = submitted_job(name, or_logdir=True)
     lost = RemoteJob("", name, timeout_s, submitted=submitted)
     if submitted.stopped_at:
         yield replace(lost, ended=ended_job(submitted))
@@ -256,7 +256,7 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
             raise ConfigError(f"{' '.join(names)} is more than one name; expected that of one job")
         with contextlib.ExitStack() as stack:
             if names and options.get("force"):  # which asks nobody
-                job = RemoteJob("", names[0], submitted=submitted_job(names[0]))
+                job = RemoteJob("", names[0], submitted=submitted_job(names[0], or_logdir=True))
             elif names:
                 job = stack.enter_context(reached(names[0], timeout_s))
             elif logdir is not None:

@@ -184,8 +184,8 @@ def _jobs_in(pattern: str) -> list[Submitted]:
     return found
 
 
-def submitted_job(name: str) -> Submitted:
-    """Return the job of this name, stopped or not.
+def submitted_job(name: str, *, or_logdir: bool = False) -> Submitted:
+    """Return the job of this name, stopped or not; ``or_logdir``: the command has --logdir.
 
     Raises:
         ConfigError: there is none.
@@ -193,7 +193,8 @@ def submitted_job(name: str) -> Submitted:
     jobs = {job.name: job for job in (*_jobs_in(f"*{NOTE}"), *submitted_jobs())}
     if name not in jobs:
         known = f"expected one of {', '.join(jobs)}" if jobs else "there is none"
-        other = f"; if it is a logdir, give --logdir {name}" if Path(name).is_dir() else ""
+        is_logdir = or_logdir and Path(name).is_dir()
+        other = f"; if it is a logdir, give --logdir {name}" if is_logdir else ""
         raise ConfigError(
             f"{name} is not a job that you submitted from this home directory; {known}"
             f"{did_you_mean(name, jobs)}{other}"
