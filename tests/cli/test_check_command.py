@@ -144,7 +144,7 @@ NO_TLS = "--role ps --metrics-cert /none --metrics-key /none"
             PS_THAT_NOBODY_STARTED,
             "--reach",
             WRONG,
-            ["(or ZMQTRAIN_STRATEGY) multi-worker-mirrored"],
+            ["--strategy multi-worker-mirrored (or ZMQTRAIN_STRATEGY=multi-worker-mirrored)"],
         ),
         (TWO_PS, "", OK, ["worker 0 of a cluster with 2 ps", "role by TF_CONFIG, its index by TF"]),
         (OF_HONCHO, "", OK, ["this is chief 0"]),

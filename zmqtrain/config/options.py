@@ -37,9 +37,10 @@ def variable_of(name: str) -> str:
     return PREFIX + name.upper()
 
 
-def names_of(name: str) -> str:
-    """Return the name of an option in messages: its flag and its variable."""
-    return f"{flag_of(name)} (or {variable_of(name)})"
+def names_of(name: str, value: str = "") -> str:
+    """Return an option in messages: its flag and its variable, with a value if it is given."""
+    flag, variable = flag_of(name), variable_of(name)
+    return f"{flag} {value} (or {variable}={value})" if value else f"{flag} (or {variable})"
 
 
 def text_of(value: object) -> str:

@@ -240,7 +240,7 @@ def plan_task(config: TaskConfig, job: Job) -> tuple[TaskConfig, Plan]:
 
 WITHOUT_PS = (
     "; start it or, to train without ps, give all tasks "
-    f"{names_of('strategy')} {strategy.MULTI_WORKER_MIRRORED}"
+    f"{names_of('strategy', strategy.MULTI_WORKER_MIRRORED)}"
 )
 """Advice if a ps is missing: a tutorial's TF_CONFIG may list one that nobody starts."""
 

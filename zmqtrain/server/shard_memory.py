@@ -132,7 +132,7 @@ def open_segment(
         if config.lane == "shm" or config.segment_dir:
             raise
         if is_board:
-            remedy = f"or do without shared memory: {names_of('exchange')} direct"
+            remedy = f"or do without shared memory: {names_of('exchange', 'direct')}"
             raise SegmentError(f"{error}; {remedy}") from error
         remedy = ": give --segment-dir, or make room (docker: --shm-size)"
         log.warning(
