@@ -107,16 +107,22 @@ def as_dataset(examples: Any) -> Dataset:
     arrays = [_mapped(part) if isinstance(part, str | Path) else part for part in parts]
     if not all(hasattr(array, "shape") for array in arrays):
         kinds = ", ".join(sorted({type(array).__name__ for array in arrays}))
-        advice = "convert lists with numpy.array"
+        advice = []
         if any(isinstance(part, dict) for part in parts):
-            advice = "give one dict for all arrays, or zmqtrain.data.TorchDataset(rows)"
-        elif len(parts) == 2 and not any(isinstance(part, list) for part in parts):
-            advice = "a training and an evaluation set are zmqtrain.data.Arrays(train, evaluation)"
+            advice.append("give one dict for all arrays, or zmqtrain.data.TorchDataset(rows)")
+        if isinstance(examples, tuple) and len(parts) == 2 and all(map(_is_set, parts)):
+            sets = "a training and an evaluation set"
+            advice.append(f"{sets} are zmqtrain.data.Arrays(train, evaluation)")
         raise DataError(
             f"the examples are {kinds}; expected arrays such as (features, labels), or by name, or "
-            f"an object with __len__ and take(indices); {advice}"
+            "an object with __len__ and take(indices); "
+            + ("; ".join(advice) or "convert lists with numpy.array")
         )
     return ArrayDataset(*arrays)
+
+
+def _is_set(part: Any) -> bool:
+    return isinstance(part, tuple | dict | Dataset) and not hasattr(part, "shape")
 
 
 def _shown(part: Any) -> str:
