@@ -71,8 +71,10 @@ def pid_of(status: Status, task: str) -> int:
     return int(process.rpartition(":")[2])
 
 
-def test_job_of_honcho_ends_well_although_every_task_is_killed_once(stage: Stage) -> None:
-    policy = "local-steps:3,async"
+@pytest.mark.parametrize("policy", ["hogwild", "local-steps:3,async"])
+def test_job_of_honcho_ends_well_although_every_task_is_killed_once(
+    stage: Stage, policy: str
+) -> None:
     job = stage.job(
         "counting_job", gated=True, steps=STEPS, policy=policy, logdir=str(stage.logdir),
         save_secs=1,
