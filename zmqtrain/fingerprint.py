@@ -133,7 +133,7 @@ def _that_differ(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str
 
 
 def epochs_text(epochs: int, steps: int) -> str:
-    """Return "5 epochs of 100 batches", or "" without epochs; ``steps``: of each; 0: a pass."""
+    """Return "5 epochs of 100 batches", without batches if ``steps`` is 0; "" without epochs."""
     each = f" of {steps} {'batch' if steps == 1 else 'batches'}" if steps else ""
     return f"{counted(epochs, 'epoch')}{each}" if epochs else ""
 

@@ -223,8 +223,9 @@ class Callback:
 
     ``model`` is a :class:`ModelView`. ``params`` is a dict with ``epochs``, ``steps`` (batches of
     an epoch), ``verbose`` and ``initial_epoch``, which is above 0 in a resumed job. Epochs count
-    from 0. ``logs`` hold ``loss`` and other measures, as means over the epoch of each batch before
-    its update, and ``val_...`` for each measure of the validation data.
+    from 0. ``logs`` hold ``loss`` and other measures of the epoch's batches, each before its update
+    (means over the examples, or what a metric makes of the sums over them), and ``val_...`` for
+    each measure of the validation data.
 
     A job without epochs is one epoch of all its steps. ``on_steps(step, logs)`` is called at the
     first step that the chief sees at or after each multiple of ``every_steps`` (0: never), with

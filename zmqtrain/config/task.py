@@ -78,7 +78,7 @@ class SharedConfig(Timing):
         None,
         min_length=1,
         description="directory into which each worker writes a profile of some steps: a trace of "
-        "PyTorch's operations, else one of Python's cProfile",
+        "PyTorch's operations, else the statistics of calls by Python's cProfile",
     )
 
     trace: float = Field(
@@ -159,8 +159,8 @@ class TaskConfig(SharedConfig):
     on_term: Literal["end", "leave"] = Field(
         "end",
         description="what SIGTERM does to a chief or a ps; end: it ends the job; leave, for "
-        "engines that take machines away: a ps has a checkpoint saved and exits, and the job goes "
-        "on",
+        "engines that take machines away: the task exits, a ps after a checkpoint, and the job "
+        "goes on with the next chief or ps",
     )
     bind: str | None = Field(
         None,

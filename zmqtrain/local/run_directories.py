@@ -107,7 +107,7 @@ def _locked(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
     """Hold the lock on a directory.
 
     Raises:
-        OSError: another process holds it, or there is not such a directory.
+        OSError: another process holds it, or there is no such directory.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -341,7 +341,7 @@ class Metrics:
         self.tokens_taken = make.counter("tokens_taken", "Tokens that workers have taken.")
         text = "Workers that the policy holds back now."
         self.waiting_workers = make.gauge("waiting_workers", text)
-        text = "Number of the group of workers without ps; 0: no worker was given up."
+        text = "Number of the group of workers without ps; 1: all of them; 0: there are no groups."
         self.group = make.gauge("group", text)
         text = "How often workers began to make steps on the board."
         self.rosters = make.level("rosters", text)
@@ -362,7 +362,7 @@ class Metrics:
         self.evaluation_loss = make.unknown("evaluation_loss", text)
         text = "Share of correct predictions on the evaluation set."
         self.evaluation_accuracy = make.unknown("evaluation_accuracy", text)
-        text = "Configured time between checkpoints; 0: only at the end."
+        text = "Configured time between checkpoints; 0: none, or only by steps and at the end."
         self.checkpoint_interval_seconds = make.gauge("checkpoint_interval_seconds", text)
         text = "Unix time when the newest checkpoint was last up to date; 0: not yet."
         self.checkpoint_last_success_timestamp_seconds = make.gauge(

@@ -40,11 +40,12 @@ class Summary:
     ``strategy`` is "local" if one worker trained alone, "mirrored" if it had several devices.
     ``ps`` counts only ps with a process of their own. ``rosters``: how often workers began to make
     steps on the board. ``seconds`` and ``steps_per_second`` count from the first to the last push
-    since ps 0 was started. So does ``staleness``, the updates by all workers between a gradient's
-    pull and its push. ``train_loss``: mean of the workers' last losses. ``measures``, ``loss``
-    and ``accuracy`` are those of the evaluation set, {} and NaN without one. ``evaluations``:
-    ``step`` and measures of all evaluations by this process. ``tables``: figures of the model's
-    tables by name; ``rows`` is None if any int64 is an id. ``ended``: why the run ended.
+    since ps 0 was started, and ``staleness`` covers the same time: for each gradient, the updates
+    by all workers between its pull and its push. ``train_loss``: mean of the workers' last losses.
+    ``measures``, ``loss`` and ``accuracy`` are those of the evaluation set, {} and NaN without
+    one. ``evaluations``: ``step`` and measures of all evaluations by this process. ``tables``:
+    figures of the model's tables by name; ``rows`` is None if any int64 is an id. ``ended``: why
+    the run ended.
     ``exit_code``: 0, or how the run failed, such as 76 if it diverged, see
     ``zmqtrain.errors.ExitCode``; a summary with another code than 0 comes with an error, see
     :meth:`checked`. ``parameters``: the variables by name, or their moving averages if these are
