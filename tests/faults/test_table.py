@@ -15,6 +15,8 @@ def test_table_of_faults_names_every_test_of_faults_and_none_that_is_gone() -> N
     assert {path.name for path in HERE.glob("test_*.py")} - {Path(__file__).name} <= named
 
 
-def test_table_has_a_row_of_tests_for_each_of_33_faults() -> None:
-    rows = re.findall(r"^\| (\d+) \| .+ \| .*`.+` \|$", TABLE, re.MULTILINE)
-    assert [int(number) for number in rows] == list(range(1, 34))
+def test_every_fault_has_a_test() -> None:
+    rows = re.findall(r"^\| (.+?) \| (.*) \|$", TABLE, re.MULTILINE)
+    faults = [row for row in rows if row not in (("fault", "tests"), ("---", "---"))]
+    assert faults
+    assert [fault for fault, tests in faults if not re.search(r"`test_\w+\.py`", tests)] == []
