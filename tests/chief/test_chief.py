@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -55,6 +57,35 @@ def task_of(role: Role, **more: Any) -> TaskConfig:
     return TaskConfig.model_validate({"role": role, "job": "job", "workers": 1} | timing | more)
 
 
+@asynccontextmanager
+async def linked_to_ps(
+    transport: MemoryTransport, running: Sequence[asyncio.Future[int]]
+) -> AsyncIterator[Link]:
+    """Give a link to ps 0 of actors that run, and end them all."""
+    link = Link("ps 0", transport.connect("ipc://memory/0"), Client(1, 30.0))
+    try:
+        yield link
+    finally:
+        link.close()
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        transport.close()
+
+
+async def status_of(link: Link) -> Status:
+    return (await link.request(GetStatus(), reason="")).expect(Status)
+
+
+async def until(link: Link, is_so: Callable[[Status], bool]) -> Status:
+    """Return the first status of which this is so."""
+    status = await status_of(link)
+    while not is_so(status):
+        await asyncio.sleep(0.01)
+        status = await status_of(link)
+    return status
+
+
 @pytest.mark.parametrize(
     ("on_term", "code", "missing"), [("leave", ExitCode.OK, 1), ("end", ExitCode.INTERRUPTED, 2)]
 )
@@ -72,25 +103,14 @@ async def test_stop_before_the_job_begins_ends_it_though_a_ps_is_missing(
     ]
     chief = Chief(task_of(Role.CHIEF, **where), plan, transport, lambda status: None)
     running = [asyncio.ensure_future(actor.run()) for actor in (*servers, chief)]
-    link = Link("ps 0", transport.connect(addresses[0]), Client(1, 30.0))
-    try:
-        async with asyncio.timeout(30.0):
-            status = (await link.request(GetStatus(), reason="")).expect(Status)
-            while not any(task.role == Role.CHIEF for task in status.tasks):
-                await asyncio.sleep(0.01)
-                status = (await link.request(GetStatus(), reason="")).expect(Status)
-            assert not status.initialised
-            reply = await link.request(RequestStop(), reason="")
-            ended = "stopped by zmqtrain stop before the job began: nothing to save"
-            assert reply.expect(Done).text == ended
-            assert await running[-1] == code
-            assert {await each for each in running} == {code}
-    finally:
-        link.close()
-        for each in running:
-            each.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        transport.close()
+    async with linked_to_ps(transport, running) as link, asyncio.timeout(30.0):
+        status = await until(link, lambda s: any(task.role == Role.CHIEF for task in s.tasks))
+        assert not status.initialised
+        reply = await link.request(RequestStop(), reason="")
+        ended = "stopped by zmqtrain stop before the job began: nothing to save"
+        assert reply.expect(Done).text == ended
+        assert await running[-1] == code
+        assert {await each for each in running} == {code}
 
 
 class WithState(LinearRegression):
@@ -113,10 +133,7 @@ async def test_ps_that_is_told_to_leave_while_a_callback_has_a_checkpoint_made_l
 
     async def told_to_leave() -> None:
         server.stop(ExitCode.TERMINATED)
-        status = STATUS
-        while not status.save_wanted:
-            await asyncio.sleep(0.01)
-            status = (await link.request(GetStatus(), reason="")).expect(Status)
+        await until(link, lambda status: bool(status.save_wanted))
 
     class Saving(Callback):
         def set_model(self, model: Any) -> None:
@@ -135,19 +152,11 @@ async def test_ps_that_is_told_to_leave_while_a_callback_has_a_checkpoint_made_l
     server = ParameterServer(task_of(Role.PS, grace_s=20.0, **where), plan, transport)
     chief = Chief(task_of(Role.CHIEF, **where), plan, transport, lambda status: None)
     running = [asyncio.ensure_future(actor.run()) for actor in (server, chief)]
-    link = Link("ps 0", transport.connect(addresses[0]), Client(1, 30.0))
-    try:
-        async with asyncio.timeout(15.0):
-            assert await running[0] == ExitCode.TERMINATED
-        found = (tmp_path / "logdir/checkpoints").glob("step-*")
-        assert [each.name for each in found] == ["step-00000000"]
-        assert file.exists() == (does == "writes a file")
-    finally:
-        link.close()
-        for each in running:
-            each.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        transport.close()
+    async with linked_to_ps(transport, running) as link, asyncio.timeout(15.0):
+        assert await running[0] == ExitCode.TERMINATED
+    found = (tmp_path / "logdir/checkpoints").glob("step-*")
+    assert [each.name for each in found] == ["step-00000000"]
+    assert file.exists() == (does == "writes a file")
 
 
 class Closed(MemoryTransport):
@@ -187,31 +196,20 @@ async def test_chief_that_a_ps_does_not_admit_ends_no_job_that_has_begun(
         return asyncio.ensure_future(actor.run())
 
     serving = [asyncio.ensure_future(server.run()) for server in servers]
-    link = Link("ps 0", transport.connect(addresses[0]), Client(1, 30.0))
-    try:
-        async with asyncio.timeout(30.0):
-            if has_begun:
-                first = chief(transport)
-                status = STATUS
-                while status is STATUS or not status.initialised:
-                    await asyncio.sleep(0.01)
-                    status = (await link.request(GetStatus(), reason="")).expect(Status)
-                first.cancel()
-                await asyncio.gather(first, return_exceptions=True)
-            with pytest.raises(RefusedError, match="it does not admit our key"):
-                await chief(Closed(transport, addresses[1]))
-            if has_begun:
-                status = (await link.request(GetStatus(), reason="")).expect(Status)
-                assert status.initialised and not status.stop
-                assert not any(each.done() for each in serving)
-            else:
-                assert await serving[0] == ExitCode.REFUSED
-    finally:
-        link.close()
-        for each in serving:
-            each.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
-        transport.close()
+    async with linked_to_ps(transport, serving) as link, asyncio.timeout(30.0):
+        if has_begun:
+            first = chief(transport)
+            await until(link, lambda status: status.initialised)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+        with pytest.raises(RefusedError, match="it does not admit our key"):
+            await chief(Closed(transport, addresses[1]))
+        if has_begun:
+            status = await status_of(link)
+            assert status.initialised and not status.stop
+            assert not any(each.done() for each in serving)
+        else:
+            assert await serving[0] == ExitCode.REFUSED
 
 
 @pytest.mark.parametrize(
