@@ -49,11 +49,10 @@ class JobView:
 
     @property
     def _trained(self) -> str:
-        """The text "18 s", or "18 s since step 400" if a tenth of the steps was made before."""
+        """The text "18 s", or "18 s since step 400" if ps 0 was started at that step."""
         status = self.status
         began = status.step - round(status.steps_per_second * status.seconds)
-        is_later = status.seconds and began > max(1, 0.1 * status.step)
-        since = f" since step {began}" if is_later else ""
+        since = f" since step {began}" if status.seconds and began > 1 else ""
         return f"{duration(status.seconds)}{since}"
 
     @property
