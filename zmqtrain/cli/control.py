@@ -45,6 +45,7 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
       bounded-staleness:S        no worker is more than S of its steps ahead of the slowest
       sync-replicas              a step is the mean of one gradient from each worker
       sync-replicas:aggregate=R  a step is the mean of R gradients
+      local-steps:H              workers average their parameters after each H batches
       NAME, MODULE:CLASS         an installed plug-in, or the class that the job itself names
 
     The staleness in reports is another figure: updates by all workers between a gradient's pull and
