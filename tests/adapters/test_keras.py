@@ -464,6 +464,18 @@ def test_weights_of_a_logdir_fit_a_model_that_is_not_compiled(tmp_path: Path) ->
         np.testing.assert_array_equal(own, value)
 
 
+def test_layers_whose_names_are_only_numbers_keep_their_own_weights(tmp_path: Path) -> None:
+    def build() -> Any:
+        return net(layers.Dense(4, name="4"), layers.Dense(4, name="_4"))
+
+    trained, model = zmqtrain.load(saved(tmp_path, build)), build()
+    load_weights(model, tmp_path)
+    for name in ("4", "_4"):
+        kernel = keras.ops.convert_to_numpy(model.get_layer(name).kernel)
+        (own,) = (value for key, value in trained.items() if key.endswith(f"/{name}/kernel"))
+        np.testing.assert_array_equal(kernel, own)
+
+
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="do not fit the model"):
         load_weights(net(layers.Dense(4)), saved(tmp_path))

@@ -255,5 +255,5 @@ def _renumbered(names: Iterable[str]) -> list[str]:
 
 
 def _numbered(part: str) -> tuple[str, int]:
-    base, _, number = part.rpartition("_")
-    return (base, int(number)) if number.isdecimal() else (part, 0)
+    base, mark, number = part.rpartition("_")
+    return (base, int(number)) if mark and number.isdecimal() else (part, 0)
