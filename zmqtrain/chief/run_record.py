@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from zmqtrain.chief.job_view import JobView, spent_s
 from zmqtrain.chief.status_history import StatusHistory
+from zmqtrain.compute.offload import in_daemon
 from zmqtrain.config.cluster import Role
 from zmqtrain.files import read_file, replace_file
 from zmqtrain.metrics import numbers
@@ -127,7 +128,7 @@ class RunRecord:
         self._saved_at = self._clock()
         if self._logdir is None:
             return
-        await self._resume_earlier(self._logdir)
+        await asyncio.shield(self._resume_earlier(self._logdir))  # leave() may wait for it, too
         try:
             await asyncio.to_thread(_write, self.as_dict(), self._logdir / RECORD_FILE)
         except OSError as error:
@@ -146,7 +147,7 @@ class RunRecord:
         return self._resuming
 
     async def _read_earlier(self, logdir: Path) -> None:
-        if (found := await asyncio.to_thread(read_record, logdir)) is not None:
+        if (found := await in_daemon(read_record, logdir)) is not None:
             self.resume(found)
 
     def resume(self, record: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 from numpy.typing import NDArray
@@ -166,16 +166,22 @@ class Saver:
         Raises:
             CheckpointError: it cannot be written.
         """
-        with TemporaryDirectory(prefix="zmqtrain-") as temporary:
-            logdir = self._logdir or Path(temporary)
-            yield await self._save(logdir, self.last_step, generation, weights)
+        made: contextlib.AbstractContextManager[str | Path] = (
+            TemporaryDirectory(prefix="zmqtrain-")
+            if self._logdir is None
+            else contextlib.nullcontext(self._logdir)
+        )
+        with made as logdir:
+            yield await self._save(Path(logdir), self.last_step, generation, weights)
 
     async def use(self, step: int, generation: int, use: Callable[[Path], None]) -> None:
         """Call ``use`` in a thread with a checkpoint of now, which is deleted; see :meth:`save`."""
         async with self.shared_directory() as directory:
-            made = partial(TemporaryDirectory, prefix="zmqtrain-", ignore_cleanup_errors=True)
-            with made(dir=directory or None) as logdir:
+            logdir = await asyncio.to_thread(mkdtemp, prefix="zmqtrain-", dir=directory or None)
+            try:
                 await asyncio.to_thread(use, await self._save(Path(logdir), step, generation))
+            finally:  # it may be large, so the loop goes on meanwhile
+                await asyncio.to_thread(shutil.rmtree, logdir, ignore_errors=True)
 
     async def note_generation(self, generation: int) -> None:
         """Store the number of the generation that begins; the job goes on if this fails."""
@@ -246,8 +252,8 @@ class Saver:
         with _removed_on(temporary, CheckpointError):  # its thread goes on if this is cancelled
             path = await asyncio.to_thread(checkpoint.commit, temporary, manifest)
         await asyncio.to_thread(logdirs.prune, logdir, self._job.keep_checkpoints)
-        self._metrics.checkpoint_bytes.set(sum(file.nbytes for file in files))
         if logdir == self._logdir:
+            self._metrics.checkpoint_bytes.set(sum(file.nbytes for file in files))
             self.last_step = saved.step
             if weights is None and self._unchanging():
                 self._frozen = path / files[-1].file, files[-1]
