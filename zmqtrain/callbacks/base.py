@@ -191,7 +191,8 @@ class ModelView:
         if Path(filepath).exists() and not overwrite:
             raise CheckpointError(f"{filepath} exists already; delete it, or write to another path")
         if Path(filepath).suffix in self.source.suffixes:
-            self.source.save(filepath, self.weights, self._at)
+            weights = self.weights  # first: newer ones, which a reader returns, have no ``at``
+            self.source.save(filepath, weights, self._at)
         else:
             save(filepath, self.weights)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -319,7 +319,7 @@ class Epochs:
             return
         try:
             records = json.loads(await in_daemon(read_file, self._file))
-            History.of([record["logs"] | {"epoch": record["epoch"]} for record in records])
+            _history_of(records)
             self._records = records
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("ignoring %s and its epochs: %s", self._file, error)
@@ -356,8 +356,7 @@ class Epochs:
             return await self._show(at.step)
         self._generation = None  # until the callbacks have begun
         self.ended, self.model.stop_training = "", False  # decisions of abandoned epochs
-        rows = [record["logs"] | {"epoch": record["epoch"]} for record in self._records]
-        read = History.of(rows)
+        read = _history_of(self._records)
         self.history.epoch, self.history.history = read.epoch, read.history
         self._rate = self._rate_at(at)
         await self._show(at.step)
@@ -380,10 +379,14 @@ class Epochs:
         return rate
 
 
-def _for_hooks(read: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-    """Return a function that reads in the loop of this task, for the threads of hooks."""
+def _history_of(records: Sequence[Mapping[str, Any]]) -> History:
+    return History.of([record["logs"] | {"epoch": record["epoch"]} for record in records])
+
+
+def _for_hooks(call: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    """Return a function that makes a call in the loop of this task, for the threads of hooks."""
     loop = asyncio.get_running_loop()
-    return lambda *given: asyncio.run_coroutine_threadsafe(read(*given), loop).result()
+    return lambda *given: asyncio.run_coroutine_threadsafe(call(*given), loop).result()
 
 
 def _refuse_weights() -> Weights:

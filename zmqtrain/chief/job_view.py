@@ -291,9 +291,11 @@ def _rounds(status: Status) -> str:
     most = max((task.progress.local_step for task in status.tasks), default=0)
     known = status.of_rounds
     parts = [counted(status.rounds, "round"), f"step {most} of the next"]
-    parts += [f"agreement {known[name]:.2f}" for name in known if name == "agreement"]
-    sizes = [round(known[name]) for name in known if name == "nbytes_per_batch"]
-    return ", ".join([*parts, *(f"{data_size(nbytes)} a batch" for nbytes in sizes)])
+    if "agreement" in known:
+        parts.append(f"agreement {known['agreement']:.2f}")
+    if "nbytes_per_batch" in known:
+        parts.append(f"{data_size(round(known['nbytes_per_batch']))} a batch")
+    return ", ".join(parts)
 
 
 def _holding(task: TaskStatus) -> str:

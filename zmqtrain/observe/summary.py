@@ -125,21 +125,21 @@ class Summary:
 
     def json(self) -> str:
         """Return one line of JSON; NaN and infinity become null."""
-        names = [field.name for field in fields(self) if field.repr]
-        values = {name: getattr(self, name) for name in names}
-        return as_json(values | {"loss": self.loss, "accuracy": self.accuracy})
+        return as_json(self._shown() | {"loss": self.loss, "accuracy": self.accuracy})
 
     def told(self) -> str:
         """Return the JSON that the chief sends to other tasks, without parameters and arrays."""
-        names = [field.name for field in fields(self) if field.repr]
         return json.dumps(
-            {name: getattr(self, name) for name in names}
+            self._shown()
             | {
                 "measures": numbers(self.measures),
                 "evaluations": [numbers(row) | {"step": row["step"]} for row in self.evaluations],
                 "history": [numbers(row) | {"epoch": row["epoch"]} for row in self.history.rows()],
             }
         )
+
+    def _shown(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.repr}
 
     def lines(self) -> list[str]:
         """Return the figures for a person."""

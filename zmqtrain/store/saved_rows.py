@@ -212,7 +212,7 @@ def load_tables(path: Path, manifest: Manifest) -> dict[str, Any]:
         variable = TableVariable(name, number, record.dim, record.rows, initial, key=record.key)
         variables.append(variable)
         if record.rows is not None and not isinstance(initial, _Unknown):
-            whole[name] = _whole(variables[-1], record.rows, saved)
+            whole[name] = _whole(variable, record.rows, saved)
         else:
             _check_room(name, len(saved.ids), record.dim)
             others.append(RowsOf(number, saved.ids, saved.read()[0]))

@@ -312,7 +312,7 @@ class _Mapping(Reached):
         return Segment(self._layout, self._path, self._descriptor, self.nonce)
 
     def _check_end(self, nbytes: int) -> None:
-        """Check that the file is as long: an access beyond its end would kill the process."""
+        """Check that the file has so many bytes: access beyond its end would kill the process."""
         held = os.fstat(self._descriptor).st_size
         if held < nbytes:
             raise SegmentError(f"{self._path} ends at {held} B, expected {nbytes} B or more")

@@ -137,11 +137,15 @@ class Shard:
         return self.dense.slots
 
     def initialize(
-        self, parameters: Flat, slots: Mapping[str, Flat] | None = None, version: int = 0
+        self,
+        parameters: Flat,
+        slots: Mapping[str, Flat] | None = None,
+        version: int = 0,
+        missed: Mapping[str, int] | None = None,
     ) -> None:
         """Begin with these parameters (float32, shape (layout.size,)), copied."""
         with self._beginning(version):
-            self.dense.initialize(parameters, slots)
+            self.dense.initialize(parameters, slots, missed)
             if self.tables is not None:
                 self.tables.initialize()
 

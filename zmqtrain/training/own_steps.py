@@ -114,8 +114,7 @@ class RuleInner:
         shard = self._shard
         missed = dict(zip(shard.layout.numbers, state["/missed"].tolist(), strict=True))
         slots = {name: state[name] for name in shard.slots}
-        shard.initialize(shard.parameters.copy(), slots, int(state["/step"]))
-        shard.dense.initialize(shard.parameters.copy(), slots, missed)
+        shard.initialize(shard.parameters.copy(), slots, int(state["/step"]), missed)
 
 
 def _shard_of(job: Job, layout: ShardLayout, threads: int | None) -> Shard:
